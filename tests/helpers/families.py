@@ -1,5 +1,6 @@
 """Tiny models of Hugging Face, of every family, in float64, and batches for them."""
 
+import threading
 from contextlib import nullcontext
 from typing import Any
 
@@ -88,6 +89,9 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 NOT_CAUSAL = ("bert", "bert-tokens", "t5", "vit", "whisper", "llama-sequence", "sam", "blip-2-t5")
 
+ONE_AT_A_TIME = threading.Lock()
+"""Ranks that are threads share one random generator."""
+
 
 def build(name: str, attention: str = "sdpa", num_layers: int | None = None) -> nn.Module:
     """Build a tiny model in float64."""
@@ -96,8 +100,8 @@ def build(name: str, attention: str = "sdpa", num_layers: int | None = None) -> 
         sizes = _with_layers(sizes, num_layers)
     class_of: Any = getattr(transformers, kind)
     chosen = {"attn_implementation": attention} if attention == "eager" else {}  # SAM chooses when it is built
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
+    with ONE_AT_A_TIME, torch.random.fork_rng():
+        torch.default_generator.manual_seed(0)  # `torch.manual_seed` is refused in threads, which here take turns
         model = class_of(class_of.config_class(**sizes, **chosen)).double()
         for parameter in model.parameters():
             if not parameter.any():

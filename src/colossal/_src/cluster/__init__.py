@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING
 
 from colossal._src.cluster.axes import AXES, Axis
 from colossal._src.cluster.backends import group_for, host_group
+from colossal._src.cluster.config import Config, current_config, read_config, set_current_config
+from colossal._src.cluster.config_mesh import OWN_MODES, form_own_modes_by, mesh_options
 from colossal._src.cluster.coordinator import DistCoordinator
 from colossal._src.cluster.launch import (
     get_default_parser,
@@ -18,6 +20,7 @@ from colossal._src.cluster.mesh import ParallelMesh, ambient_mesh, current_mesh
 from colossal._src.cluster.tp_grid import TENSOR_PARALLEL_MODES, TensorParallelMode, make_tp_grid
 
 if TYPE_CHECKING:
+    from colossal._src.cluster.fake import fake_world, serve_accelerator
     from colossal._src.cluster.link_timing import measure_link_cost
 
 from colossal._src.cluster.context_var import InheritedContextVar
@@ -30,9 +33,11 @@ __all__ = [
     "AXES",
     "ENVIRONMENT_VARIABLE",
     "LINK_OPS",
+    "OWN_MODES",
     "TENSOR_PARALLEL_MODES",
     "Axis",
     "AxisCost",
+    "Config",
     "DistCoordinator",
     "InheritedContextVar",
     "Link",
@@ -45,7 +50,10 @@ __all__ = [
     "ambient_mesh",
     "call_within",
     "collective_cost_factors",
+    "current_config",
     "current_mesh",
+    "fake_world",
+    "form_own_modes_by",
     "form_world",
     "get_default_parser",
     "group_for",
@@ -57,12 +65,20 @@ __all__ = [
     "link_cost_from_environment",
     "make_tp_grid",
     "measure_link_cost",
+    "mesh_options",
+    "read_config",
+    "serve_accelerator",
     "set_ambient_mesh",
+    "set_current_config",
     "wait_for_all",
 ]
 
 
-_LAZY_IMPORTS = {"measure_link_cost": "colossal._src.cluster.link_timing"}  # which few programs need
+_LAZY_IMPORTS = {  # which few programs need
+    "fake_world": "colossal._src.cluster.fake",
+    "measure_link_cost": "colossal._src.cluster.link_timing",
+    "serve_accelerator": "colossal._src.cluster.fake",
+}
 
 
 def __getattr__(name: str) -> object:

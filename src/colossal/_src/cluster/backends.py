@@ -7,7 +7,8 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import distributed as dist
 
-from colossal.errors import UnsupportedError
+from colossal.accelerator import Accelerator
+from colossal.errors import ConfigError, UnsupportedError
 
 # [Note: what is agreed on the host]
 # Ranks agree on small facts many times in a step: which parameters were used, whether batches have the same shape. In
@@ -48,3 +49,38 @@ def _make_host_group(ranks: list[int]) -> dist.ProcessGroup:
         created = dist.new_group(ranks, backend="gloo", use_local_synchronization=True)
     assert isinstance(created, dist.ProcessGroup)
     return created
+
+
+def is_default(backend: str | None, accelerator: Accelerator) -> bool:
+    """Return whether a backend is the documented default, that of GPUs, or the accelerator's own."""
+    own = () if accelerator.is_cpu else (accelerator.communication_backend,)
+    return backend is not None and backend.lower() in ("nccl", *own)
+
+
+def check_backend(backend: str, accelerator: Accelerator) -> None:
+    """Raise a ConfigError if torch lacks a backend, or it does not move tensors of the device."""
+    for name in (part.split(":")[-1] for part in backend.lower().split(",")):
+        if not dist.is_backend_available(name):
+            raise ConfigError(
+                f"The backend must be built into torch. Found {name!r}, which this torch lacks. "
+                f"Leave backend out to use {accelerator.communication_backend!r}."
+            )
+    if "shm" in backend.lower() and (backend.lower() != "shm" or not accelerator.is_cpu):
+        raise ConfigError(
+            f"The backend 'shm' moves tensors in host memory, and stands alone. Found {backend!r} for the device "
+            f"{accelerator.name!r}. Use {accelerator.communication_backend!r}, or put 'gloo' in its place."
+        )
+    if accelerator.name not in (served := _served_devices(backend.lower())):
+        stay = "" if accelerator.is_cpu else ", or stay on the CPU with COLOSSAL_DEVICE=cpu"
+        raise ConfigError(
+            f"The backend must move tensors of the device {accelerator.name!r}. Found {backend!r}, which moves those "
+            f"of {' and '.join(map(repr, served))}. Leave backend out to use "
+            f"{accelerator.communication_backend!r}{stay}."
+        )
+
+
+def _served_devices(backend: str) -> list[str]:
+    """Return the types of device whose tensors a backend moves, as torch reads its name."""
+    if ":" in backend:
+        return [part.partition(":")[0] for part in backend.split(",")]
+    return dist.Backend.backend_capability[backend]

@@ -4,12 +4,13 @@
 import functools
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
-from typing import ParamSpec, TypeVar, final
+from typing import Any, ParamSpec, TypeVar, final
 
 import torch
 from torch import distributed as dist
 
 from colossal._src.cluster.backends import host_group
+from colossal._src.cluster.config import set_current_config
 from colossal._src.cluster.mesh import ParallelMesh, current_mesh, set_ambient_mesh
 from colossal.errors import LaunchError
 
@@ -87,24 +88,36 @@ class DistCoordinator:
         """
         return dist.get_rank(process_group) == dist.get_world_size(process_group) - 1
 
-    def print_on_master(self, message: object, process_group: dist.ProcessGroup | None = None) -> None:
-        """Print on rank 0 of the group.
+    def print_on_master(self, *values: object, process_group: dist.ProcessGroup | None = None, **options: Any) -> None:
+        """Print on rank 0 of the group, as `print` does.
 
         Args:
-            message: Converted to text.
+            *values: Converted to text, with a space between; a group as the last one is `process_group`.
             process_group: The group; all ranks by default.
-        """
-        if self.is_master(process_group):
-            print(message)  # noqa: T201 (printing is what was asked for)
+            **options: Those of `print`: ``sep``, ``end``, ``file`` and ``flush``.
 
-    def print_on_node_master(self, message: object) -> None:
-        """Print on the first process of each host.
+        Example:
+            >>> from colossal.cluster import DistCoordinator
+            >>> from colossal.testing import fake_world
+            >>> with fake_world(2):
+            ...     DistCoordinator().print_on_master("loss", 0.5, sep=": ")
+            loss: 0.5
+        """
+        last = values[-1] if values else None
+        if process_group is None and isinstance(last, dist.ProcessGroup):
+            values, process_group = values[:-1], last
+        if self.is_master(process_group):
+            print(*values, **options)  # noqa: T201 (printing is what was asked for)
+
+    def print_on_node_master(self, *values: object, **options: Any) -> None:
+        """Print on the first process of each host, as `print` does.
 
         Args:
-            message: Converted to text.
+            *values: Converted to text, with a space between.
+            **options: Those of `print`: ``sep``, ``end``, ``file`` and ``flush``.
         """
         if self.is_node_master():
-            print(message)  # noqa: T201 (printing is what was asked for)
+            print(*values, **options)  # noqa: T201 (printing is what was asked for)
 
     @contextmanager
     def priority_execution(
@@ -183,6 +196,7 @@ class DistCoordinator:
         """
         if process_group is None:
             set_ambient_mesh(None)
+            set_current_config(None)
         dist.destroy_process_group(process_group)
 
     def _count_failures(self, failed: bool, process_group: dist.ProcessGroup | None) -> int:

@@ -6,11 +6,14 @@ import atexit
 import os
 import random
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import numpy as np
 from torch import distributed as dist
 
-from colossal._src.cluster.config_check import refuse_config
+from colossal._src.cluster.backends import check_backend, is_default
+from colossal._src.cluster.config import ConfigSource, config_may_come_first, read_config, set_current_config
+from colossal._src.cluster.config_mesh import form_own_mode, mesh_options
 from colossal._src.cluster.link_cost import link_cost_from_environment
 from colossal._src.cluster.mesh import DEFAULT_TIMEOUT_SECONDS, ParallelMesh, set_ambient_mesh
 from colossal._src.cluster.process_spec import ProcessSpec
@@ -32,7 +35,7 @@ from colossal.logging import get_dist_logger
 DEFAULT_SEED = 1024
 
 
-@refuse_config
+@config_may_come_first
 def launch(
     rank: int,
     world_size: int,
@@ -43,6 +46,8 @@ def launch(
     seed: int = DEFAULT_SEED,
     verbose: bool = True,
     timeout_seconds: float | None = None,
+    *,
+    config: ConfigSource | None = None,
 ) -> ParallelMesh:
     """Join the process group: find the other processes, bind this one to its device, and seed the random generators.
 
@@ -60,16 +65,19 @@ def launch(
         verbose: Let rank 0 log the process group that was formed.
         timeout_seconds: How long to wait for a peer, at launch and in every later collective. By default the
             environment variable ``COLOSSAL_TIMEOUT_SECONDS``, else 600.
+        config: The path of a Python file, or a dict: its entry ``parallel`` arranges the processes, and the rest is
+            what `colossal.legacy` reads. It may also be the first argument.
 
     Returns:
-        The ambient mesh, with all processes on its dp axis.
+        The ambient mesh, with all processes on its dp axis, or as the config arranges them.
 
     Raises:
         LaunchError: The numbers contradict each other, the port is taken, two processes have the same device, a peer
             did not come in time, or was started with another ``world_size``. Rank 0 waits for no peer if its own is 1;
             the others then learn of it.
         ConfigError: This machine lacks the backend or the device, the backend does not move tensors of the device, or
-            a config is passed, which is not supported.
+            the config cannot be read.
+        MeshError: The sizes of the config do not multiply to the number of processes.
 
     Communication: every process contacts the store of rank 0, then opens connections to its peers, or its memory to
     them; no process returns before all are connected.
@@ -84,15 +92,18 @@ def launch(
         (1, 0, 0)
         >>> DistCoordinator().destroy()
     """
-    return _join(ProcessSpec(rank, world_size, host, port, local_rank), backend, seed, verbose, timeout_seconds)
+    member = ProcessSpec(rank, world_size, host, port, local_rank)
+    return _join(member, _Options(backend, seed, verbose, timeout_seconds, config))
 
 
-@refuse_config
+@config_may_come_first
 def launch_from_torch(
     backend: str | None = None,
     seed: int = DEFAULT_SEED,
     verbose: bool = True,
     timeout_seconds: float | None = None,
+    *,
+    config: ConfigSource | None = None,
 ) -> ParallelMesh:
     """Join the process group that `torchrun` prepared; without `torchrun`, form one with a world size of 1.
 
@@ -101,9 +112,10 @@ def launch_from_torch(
         seed: As in `launch`.
         verbose: As in `launch`.
         timeout_seconds: As in `launch`.
+        config: As in `launch`.
 
     Returns:
-        The ambient mesh, with all processes on its dp axis.
+        The ambient mesh, as in `launch`.
 
     Raises:
         LaunchError: Only some of torchrun's variables are set, or as in `launch`.
@@ -118,7 +130,7 @@ def launch_from_torch(
     """
     names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
     if not any(name in os.environ for name in names):
-        return _join(None, backend, seed, verbose, timeout_seconds)
+        return _join(None, _Options(backend, seed, verbose, timeout_seconds, config))
     found = _read_environment(names, "torchrun --standalone --nproc_per_node=2 page.py")
     member = ProcessSpec(
         _parse_integer("RANK", found["RANK"]),
@@ -127,10 +139,10 @@ def launch_from_torch(
         _parse_integer("MASTER_PORT", found["MASTER_PORT"]),
         _parse_integer("LOCAL_RANK", found["LOCAL_RANK"]),
     )
-    return _join(member, backend, seed, verbose, timeout_seconds)
+    return _join(member, _Options(backend, seed, verbose, timeout_seconds, config))
 
 
-@refuse_config
+@config_may_come_first
 def launch_from_slurm(
     host: str | None = None,
     port: int | None = None,
@@ -138,6 +150,8 @@ def launch_from_slurm(
     seed: int = DEFAULT_SEED,
     verbose: bool = True,
     timeout_seconds: float | None = None,
+    *,
+    config: ConfigSource | None = None,
 ) -> ParallelMesh:
     """Join the world of the processes that `srun` started.
 
@@ -148,9 +162,10 @@ def launch_from_slurm(
         seed: As in `launch`.
         verbose: As in `launch`.
         timeout_seconds: As in `launch`.
+        config: As in `launch`.
 
     Returns:
-        The ambient mesh, with all processes on its dp axis.
+        The ambient mesh, as in `launch`.
 
     Raises:
         LaunchError: SLURM_PROCID, SLURM_NPROCS or SLURM_LOCALID is not set, the list of nodes is needed and missing,
@@ -173,10 +188,10 @@ def launch_from_slurm(
     rank, world_size, local_rank = _read_numbers(names, "srun python train.py")
     meeting = (slurm_host() if host is None else host), (slurm_port() if port is None else port)
     member = ProcessSpec(rank, world_size, *meeting, local_rank)
-    return _join(member, backend, seed, verbose, timeout_seconds)
+    return _join(member, _Options(backend, seed, verbose, timeout_seconds, config))
 
 
-@refuse_config
+@config_may_come_first
 def launch_from_openmpi(
     host: str | None = None,
     port: int | None = None,
@@ -184,6 +199,8 @@ def launch_from_openmpi(
     seed: int = DEFAULT_SEED,
     verbose: bool = True,
     timeout_seconds: float | None = None,
+    *,
+    config: ConfigSource | None = None,
 ) -> ParallelMesh:
     """Join the world of the processes that Open MPI's `mpirun` started.
 
@@ -194,9 +211,10 @@ def launch_from_openmpi(
         seed: As in `launch`.
         verbose: As in `launch`.
         timeout_seconds: As in `launch`.
+        config: As in `launch`.
 
     Returns:
-        The ambient mesh, with all processes on its dp axis.
+        The ambient mesh, as in `launch`.
 
     Raises:
         LaunchError: A variable ``OMPI_COMM_WORLD_*`` is not set, no host is passed and there are several, or as in
@@ -219,15 +237,15 @@ def launch_from_openmpi(
     rank, world_size, local_rank = _read_numbers(names, "mpirun -np 2 python train.py")
     meeting = (openmpi_host() if host is None else host), (openmpi_port() if port is None else port)
     member = ProcessSpec(rank, world_size, *meeting, local_rank)
-    return _join(member, backend, seed, verbose, timeout_seconds)
+    return _join(member, _Options(backend, seed, verbose, timeout_seconds, config))
 
 
 def get_default_parser() -> argparse.ArgumentParser:
     """Make a command-line parser for the arguments of `launch`, to which a program adds its own.
 
     Returns:
-        A parser with ``--host``, ``--port``, ``--world_size``, ``--rank``, ``--local_rank``, ``--backend`` and
-        ``--seed``.
+        A parser with ``--config``, ``--host``, ``--port``, ``--world_size``, ``--rank``, ``--local_rank``,
+        ``--backend`` and ``--seed``.
 
     Example:
         >>> from colossal.cluster import get_default_parser
@@ -238,6 +256,7 @@ def get_default_parser() -> argparse.ArgumentParser:
         ('node0', 29500, 1024, 32)
     """
     parser = argparse.ArgumentParser()
+    parser.add_argument("--config", help="path of a config file")
     parser.add_argument("--host", help="name or address of the host of rank 0")
     parser.add_argument("--port", type=int, help="a free port on that host")
     parser.add_argument("--world_size", type=int, help="number of processes")
@@ -248,20 +267,31 @@ def get_default_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _join(
-    member: ProcessSpec | None, backend: str | None, seed: int, verbose: bool, timeout_seconds: float | None
-) -> ParallelMesh:
+@dataclass(frozen=True)
+class _Options:
+    """What all ways to launch have in common."""
+
+    backend: str | None
+    seed: int
+    verbose: bool
+    timeout_seconds: float | None
+    config: ConfigSource | None
+
+
+def _join(member: ProcessSpec | None, options: _Options) -> ParallelMesh:
     """Form the process group; `member` is None for a world size of 1, which needs no address."""
     if dist.is_initialized():
         raise LaunchError(
             f"A process joins one job. Found that it is rank {dist.get_rank()} of {dist.get_world_size()} already. "
             "Launch once, or call torch.distributed.destroy_process_group() in between."
         )
-    seconds, link_cost = _check_timeout(timeout_seconds), link_cost_from_environment()
+    seconds, link_cost = _check_timeout(options.timeout_seconds), link_cost_from_environment()
+    config = None if options.config is None else read_config(options.config)
+    sizes = {} if config is None else mesh_options(config, 1 if member is None else member.world_size)
     accelerator = get_accelerator()
-    asked = backend or os.environ.get("COLOSSAL_BACKEND") or None
-    wanted = None if _is_default(asked, accelerator) else asked
-    _check_backend(wanted or accelerator.communication_backend, accelerator)
+    asked = options.backend or os.environ.get("COLOSSAL_BACKEND") or None
+    wanted = None if is_default(asked, accelerator) else asked
+    check_backend(wanted or accelerator.communication_backend, accelerator)
     if member is None:
         world = WorldSpec(dist.HashStore(), 0, 1, seconds)
     else:
@@ -271,12 +301,15 @@ def _join(
         # Before the group is formed: collectives of objects take the current device.
         bind_device(world, accelerator, local_rank, allow_same_device=accelerator.is_cpu or wanted is not None)
         chosen, remark = form_world(world, wanted)
-        _seed_everything(seed, accelerator)
+        _seed_everything(options.seed, accelerator)
         mesh = ParallelMesh(
-            local_rank=local_rank, timeout_seconds=seconds, device=accelerator.name, link_cost=link_cost
+            local_rank=local_rank, timeout_seconds=seconds, device=accelerator.name, link_cost=link_cost, **sizes
         )
         wait_for_all(world)
     set_ambient_mesh(mesh)
+    set_current_config(config)
+    if config is not None:
+        form_own_mode(config, options.seed)
     # A process may launch again after it has left: one registration is enough.
     atexit.unregister(leave)
     atexit.register(leave)
@@ -284,9 +317,9 @@ def _join(
         get_dist_logger().warning(
             f"The backend {asked!r} moves tensors of GPUs. Found the device 'cpu', and uses {chosen!r}.", ranks=[0]
         )
-    if verbose:
+    if options.verbose:
         get_dist_logger().info(
-            f"{world.size} process(es), {accelerator.name}, {chosen}, seed {seed}{remark}", ranks=[0]
+            f"{world.size} process(es), {accelerator.name}, {chosen}, seed {options.seed}{remark}", ranks=[0]
         )
     return mesh
 
@@ -316,40 +349,6 @@ def _check_timeout(seconds: float | None) -> float:
             "Pass timeout_seconds, or set COLOSSAL_TIMEOUT_SECONDS."
         )
     return number
-
-
-def _is_default(backend: str | None, accelerator: Accelerator) -> bool:
-    """Return whether a backend is the documented default, that of GPUs, or the accelerator's own."""
-    own = () if accelerator.is_cpu else (accelerator.communication_backend,)
-    return backend is not None and backend.lower() in ("nccl", *own)
-
-
-def _check_backend(backend: str, accelerator: Accelerator) -> None:
-    for name in (part.split(":")[-1] for part in backend.lower().split(",")):
-        if not dist.is_backend_available(name):
-            raise ConfigError(
-                f"The backend must be built into torch. Found {name!r}, which this torch lacks. "
-                f"Leave backend out to use {accelerator.communication_backend!r}."
-            )
-    if "shm" in backend.lower() and (backend.lower() != "shm" or not accelerator.is_cpu):
-        raise ConfigError(
-            f"The backend 'shm' moves tensors in host memory, and stands alone. Found {backend!r} for the device "
-            f"{accelerator.name!r}. Use {accelerator.communication_backend!r}, or put 'gloo' in its place."
-        )
-    if accelerator.name not in (served := _served_devices(backend.lower())):
-        stay = "" if accelerator.is_cpu else ", or stay on the CPU with COLOSSAL_DEVICE=cpu"
-        raise ConfigError(
-            f"The backend must move tensors of the device {accelerator.name!r}. Found {backend!r}, which moves those "
-            f"of {' and '.join(map(repr, served))}. Leave backend out to use "
-            f"{accelerator.communication_backend!r}{stay}."
-        )
-
-
-def _served_devices(backend: str) -> list[str]:
-    """Return the types of device whose tensors a backend moves, as torch reads its name."""
-    if ":" in backend:
-        return [part.partition(":")[0] for part in backend.split(",")]
-    return dist.Backend.backend_capability[backend]
 
 
 def _read_environment(names: tuple[str, ...], command: str) -> Mapping[str, str]:

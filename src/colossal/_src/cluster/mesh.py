@@ -230,7 +230,7 @@ class ParallelMesh:
             )
         block = place // length
         own = ranks[block * length : (block + 1) * length]
-        return self._group_of(own), self._group_of(ranks[place % length :: length])
+        return self.group_of(own), self.group_of(ranks[place % length :: length])
 
     def fold_sp_into_dp(self) -> "ParallelMesh":
         """Count sequence-parallel ranks as data-parallel ones, since parameters are treated the same way on both axes.
@@ -264,9 +264,19 @@ class ParallelMesh:
         if self.size(axis) == self.world_size and dist.group.WORLD is not None:
             # The default group has these connections already.
             return dist.group.WORLD
-        return self._group_of(self.ranks(axis))
+        return self.group_of(self.ranks(axis))
 
-    def _group_of(self, ranks: Sequence[int]) -> dist.ProcessGroup:
+    def group_of(self, ranks: Sequence[int]) -> dist.ProcessGroup:
+        """Form the group of some ranks, this one among them.
+
+        Args:
+            ranks: Global ranks.
+
+        Returns:
+            A new group, with the timeout of the mesh.
+
+        Communication: a group of processes is formed; all of these ranks must call.
+        """
         timeout = timedelta(seconds=self.timeout_seconds)
         # Synchronized locally: otherwise all processes would have to call for every group, also those of other ranks.
         group = dist.new_group(list(ranks), timeout=timeout, use_local_synchronization=True)

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from torch import distributed as dist
 
+from colossal._src.cluster.config import set_current_config
 from colossal._src.cluster.mesh import set_ambient_mesh
 
 DRAIN_SECONDS = 2.0
@@ -30,6 +31,7 @@ def leave() -> None:
     """
     if dist.is_initialized():
         set_ambient_mesh(None)
+        set_current_config(None)
         dist.destroy_process_group()
     deadline = time.monotonic() + DRAIN_SECONDS
     before, now = None, _wake_ups()

@@ -1,0 +1,33 @@
+"""The engine of the older API: a boosted model and its optimizer, schedules, gradient handlers, hooks on operators."""
+
+from colossal._src.legacy.engine.engine import Engine
+from colossal._src.legacy.engine.gradient_handlers import (
+    BaseGradientHandler,
+    DataParallelGradientHandler,
+    PipelineSharedModuleGradientHandler,
+    SequenceParallelGradientHandler,
+    ZeROGradientHandler,
+)
+from colossal._src.legacy.engine.initialize import initialize
+from colossal._src.legacy.engine.op_hooks import BaseOpHook
+from colossal._src.legacy.engine.schedules import (
+    BaseSchedule,
+    InterleavedPipelineSchedule,
+    NonPipelineSchedule,
+    PipelineSchedule,
+)
+
+__all__ = [
+    "BaseGradientHandler",
+    "BaseOpHook",
+    "BaseSchedule",
+    "DataParallelGradientHandler",
+    "Engine",
+    "InterleavedPipelineSchedule",
+    "NonPipelineSchedule",
+    "PipelineSchedule",
+    "PipelineSharedModuleGradientHandler",
+    "SequenceParallelGradientHandler",
+    "ZeROGradientHandler",
+    "initialize",
+]

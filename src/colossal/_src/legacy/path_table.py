@@ -1,0 +1,320 @@
+"""The rows: for each older module, the modules of today and the names that it takes from them.
+
+A name is written as it is, as ``older=newer`` where it has another name today, or as ``*`` for every public name of the
+target. One section for each part of the older API; rows of modules of today hold only what they do not have themselves.
+"""
+
+from collections.abc import Mapping
+
+_CONTEXT = "colossal.legacy.context"
+_LAYERS = "colossal._src.legacy.nn"
+_TENSORS = "colossal._src.legacy.tensor"
+
+PATHS: Mapping[str, Mapping[str, str]] = {
+    # ---------------------------------------------------------------- start and context
+    "colossal.core": {"colossal.legacy.context": "global_context"},
+    "colossal.context": {
+        "colossal.cluster": "Config",
+        "colossal.errors": "ConfigException=ConfigError",
+        _CONTEXT: "*",
+        f"{_CONTEXT}.random": "*",
+    },
+    "colossal.context.config": {"colossal.cluster": "Config", "colossal.errors": "ConfigException=ConfigError"},
+    "colossal.context.dist_group_initializer": {_CONTEXT: "ProcessGroupInitializer"},
+    "colossal.context.parallel_context": {_CONTEXT: "ParallelContext global_context"},
+    "colossal.context.parallel_mode": {_CONTEXT: "ParallelMode"},
+    "colossal.context.process_group_initializer": {_CONTEXT: "ProcessGroupInitializer"},
+    "colossal.context.random": {f"{_CONTEXT}.random": "*"},
+    "colossal.context.singleton_meta": {_CONTEXT: "SingletonMeta"},
+    "colossal.constants": {_CONTEXT: "INITIALIZER_MAPPING"},
+    "colossal.initialize": {
+        "colossal": "get_default_parser launch launch_from_openmpi launch_from_slurm launch_from_torch",
+        "colossal.legacy": "initialize",
+    },
+    "colossal.registry": {"colossal.legacy.registry": "*"},
+    "colossal.registry.registry": {"colossal.legacy.registry": "Registry"},
+    # ---------------------------------------------------------------- engine and trainer
+    "colossal": {"colossal.legacy": "initialize"},
+    "colossal.engine": {"colossal.legacy.engine": "*"},
+    "colossal.engine.gradient_handler": {
+        "colossal.legacy.engine": "BaseGradientHandler DataParallelGradientHandler "
+        "PipelineSharedModuleGradientHandler SequenceParallelGradientHandler ZeROGradientHandler"
+    },
+    "colossal.engine.ophooks": {"colossal.legacy.engine": "BaseOpHook"},
+    "colossal.engine.schedule": {
+        "colossal.legacy.engine": "BaseSchedule InterleavedPipelineSchedule NonPipelineSchedule PipelineSchedule"
+    },
+    "colossal.trainer": {"colossal.legacy.trainer": "Trainer"},
+    "colossal.trainer.hooks": {"colossal.legacy.trainer": "*"},
+    # ---------------------------------------------------------------- utils
+    "colossal.utils": {"colossal.legacy.utils": "*", "colossal.legacy.testing": "free_port"},
+    "colossal.utils.activation_checkpoint": {"colossal.legacy.utils": "checkpoint"},
+    "colossal.utils.checkpointing": {
+        "colossal.legacy.utils": "load_checkpoint save_checkpoint",
+        "colossal._src.legacy.utils.checkpoint_file": "gather_pipeline_parallel_state_dict",
+    },
+    "colossal.utils.common": {
+        "colossal.legacy.utils": "clip_grad_norm_fp32 conditional_context count_zeros_fp32 disposable "
+        "ensure_path_exists free_storage get_current_device is_ddp_ignored "
+        "is_dp_rank_0 is_no_pp_or_last_stage is_tp_rank_0 is_using_ddp "
+        "is_using_pp is_using_sequence multi_tensor_applier print_rank_0 "
+        "set_seed switch_virtual_pipeline_parallel_rank sync_model_param"
+    },
+    "colossal.utils.cuda": {"colossal.legacy.utils": "empty_cache get_current_device set_to_cuda synchronize"},
+    "colossal.utils.device": {"colossal.legacy.utils": "empty_cache get_current_device set_to_cuda synchronize"},
+    "colossal.utils.data_sampler": {"colossal.legacy.utils": "DataParallelSampler get_dataloader"},
+    "colossal.utils.data_sampler.data_parallel_sampler": {
+        "colossal.legacy.utils": "DataParallelSampler get_dataloader"
+    },
+    "colossal.utils.memory": {"colossal.legacy.utils": "report_memory_usage"},
+    "colossal.utils.multi_tensor_apply": {"colossal.legacy.utils": "MultiTensorApply multi_tensor_applier"},
+    "colossal.utils.tensor_detector": {"colossal.legacy.utils": "TensorDetector"},
+    "colossal.utils.timer": {"colossal.legacy.utils": "MultiTimer Timer"},
+    # ---------------------------------------------------------------- amp and zero
+    "colossal.amp": {"colossal.legacy.amp": "*"},
+    "colossal.amp.amp_type": {"colossal.legacy.amp": "AMP_TYPE"},
+    "colossal.amp.apex_amp": {"colossal.legacy.amp": "convert_to_apex_amp"},
+    "colossal.amp.naive_amp": {
+        "colossal.legacy.amp": "BF16MixedPrecisionMixin FP16MixedPrecisionMixin MixedPrecisionMixin "
+        "MixedPrecisionOptimizer convert_to_naive_amp"
+    },
+    "colossal.amp.naive_amp.grad_scaler": {"colossal.amp.naive_amp": "ConstantGradScaler DynamicGradScaler"},
+    "colossal.amp.naive_amp.mixed_precision_mixin": {
+        "colossal.legacy.amp": "BF16MixedPrecisionMixin FP16MixedPrecisionMixin MixedPrecisionMixin"
+    },
+    "colossal.amp.naive_amp.mixed_precision_optimizer": {"colossal.legacy.amp": "MixedPrecisionOptimizer"},
+    "colossal.amp.torch_amp": {"colossal.legacy.amp": "convert_to_torch_amp"},
+    "colossal.booster.booster": {"colossal.booster": "Booster"},
+    "colossal.booster.accelerator": {"colossal.legacy.utils": "Accelerator=DeviceBinding"},
+    "colossal.accelerator": {
+        "colossal.legacy.accelerator": "BaseAccelerator CpuAccelerator CudaAccelerator NpuAccelerator"
+    },
+    "colossal.accelerator.api": {
+        "colossal.legacy.accelerator": "get_accelerator set_accelerator",
+        "colossal.accelerator": "auto_set_accelerator",
+    },
+    "colossal.accelerator.base_accelerator": {"colossal.legacy.accelerator": "BaseAccelerator"},
+    "colossal.accelerator.cpu_accelerator": {"colossal.legacy.accelerator": "CpuAccelerator"},
+    "colossal.accelerator.cuda_accelerator": {"colossal.legacy.accelerator": "CudaAccelerator"},
+    "colossal.accelerator.npu_accelerator": {"colossal.legacy.accelerator": "NpuAccelerator"},
+    "colossal.booster.plugin.gemini_plugin": {"colossal.booster.plugin": "GeminiPlugin"},
+    "colossal.booster.plugin.hybrid_parallel_plugin": {
+        "colossal.booster.plugin": "HybridParallelPlugin",
+        "colossal.interface": "HybridParallelModule=ModelWrapper HybridParallelNaiveOptimizer=OptimizerWrapper "
+        "HybridParallelAMPOptimizer=OptimizerWrapper HybridParallelZeroOptimizer=OptimizerWrapper",
+        "colossal.legacy.interface": "get_param_info",
+    },
+    "colossal.booster.plugin.low_level_zero_plugin": {
+        "colossal.booster.plugin": "LowLevelZeroPlugin",
+        "colossal.interface": "LowLevelZeroModel=ModelWrapper",
+    },
+    "colossal.booster.plugin.torch_ddp_plugin": {
+        "colossal.booster.plugin": "TorchDDPPlugin",
+        "colossal.interface": "TorchDDPModel=ModelWrapper",
+    },
+    "colossal.booster.plugin.torch_fsdp_plugin": {
+        "colossal.booster.plugin": "TorchFSDPPlugin",
+        "colossal.interface": "TorchFSDPModel=ModelWrapper FSDPOptimizerWrapper=OptimizerWrapper",
+    },
+    "colossal.booster.plugin.plugin_base": {"colossal.legacy.booster": "Plugin=OlderPlugin"},
+    "colossal.booster.mixed_precision.mixed_precision_base": {"colossal.booster.mixed_precision": "MixedPrecision"},
+    "colossal.checkpoint_io": {"colossal.legacy.interface": "HybridParallelCheckpointIO"},
+    "colossal.checkpoint_io.hybrid_parallel_checkpoint_io": {"colossal.legacy.interface": "HybridParallelCheckpointIO"},
+    "colossal.interface": {"colossal.legacy.interface": "AMPModelMixin DistributedOptim"},
+    "colossal.interface.model": {
+        "colossal.interface": "ModelWrapper",
+        "colossal.legacy.interface": "AMPModelMixin",
+    },
+    "colossal.interface.optimizer": {
+        "colossal.interface": "OptimizerWrapper",
+        "colossal.legacy.interface": "DistributedOptim",
+    },
+    "colossal.interface.pretrained": {"colossal.interface": "get_pretrained_path set_pretrained_path"},
+    "colossal.shardformer.shard": {
+        "colossal.legacy.interface": "ShardConfig=shard_config_of_groups",
+        "colossal.shardformer": "ShardFormer",
+    },
+    "colossal.shardformer.shard.shard_config": {"colossal.legacy.interface": "ShardConfig=shard_config_of_groups"},
+    "colossal.mixed_precision": {"colossal.booster.mixed_precision": "*"},
+    "colossal.gemini": {"colossal.legacy.zero": "ChunkManager GeminiManager StatefulTensorMgr"},
+    "colossal.gemini.chunk": {
+        "colossal.legacy.zero": "ChunkManager init_chunk_manager",
+        "colossal.zero.gemini": "search_chunk_configuration",
+    },
+    "colossal.gemini.gemini_mgr": {"colossal.legacy.zero": "GeminiManager"},
+    "colossal.nn.metric": {"colossal.nn": "Accuracy", _LAYERS: "Accuracy1D Accuracy2D Accuracy2p5D Accuracy3D"},
+    "colossal.nn.optimizer.cpu_adam": {"colossal.nn.optimizer": "CPUAdam"},
+    "colossal.nn.optimizer.hybrid_adam": {"colossal.nn.optimizer": "HybridAdam"},
+    "colossal.nn.optimizer.galore": {"colossal.nn.optimizer": "get_galore_param_groups"},
+    "colossal.nn.parallel": {
+        "colossal.legacy.zero": "ZeroDDP",
+        "colossal.zero.gemini": "GeminiDDP",
+        "colossal.zero": "zero_model_wrapper zero_optim_wrapper",
+    },
+    "colossal.nn.parallel.data_parallel": {"colossal.legacy.zero": "ZeroDDP"},
+    "colossal.zero": {
+        "colossal.legacy.zero": "ChunkManager GeminiManager LowLevelZeroOptimizer ShardedModelV2 ShardedOptimizerV2 "
+        "ZeroDDP ZeroOptimizer convert_to_zero_v2 init_chunk_manager",
+        "colossal.legacy.tensor": "ColoInitContext",
+        "colossal.zero.gemini": "GeminiAdamOptimizer GeminiDDP GeminiOptimizer get_static_torch_model "
+        "search_chunk_configuration",
+    },
+    "colossal.zero.gemini": {
+        "colossal.legacy.zero": "ChunkManager GeminiManager StatefulTensorMgr ZeroDDP ZeroOptimizer init_chunk_manager"
+    },
+    "colossal.zero.gemini.chunk": {
+        "colossal.legacy.zero": "ChunkManager init_chunk_manager",
+        "colossal.zero.gemini": "search_chunk_configuration",
+    },
+    "colossal.zero.gemini.gemini_mgr": {"colossal.legacy.zero": "GeminiManager"},
+    "colossal.zero.gemini.memory_tracer": {"colossal.legacy.zero": "MemStatsCollector"},
+    "colossal.zero.init_ctx": {"colossal.legacy.zero": "ZeroInitContext"},
+    "colossal.zero.low_level": {"colossal.legacy.zero": "LowLevelZeroOptimizer"},
+    "colossal.zero.shard_utils": {
+        "colossal.legacy.zero": "BaseShardStrategy BucketTensorShardStrategy TensorShardStrategy"
+    },
+    "colossal.zero.sharded_model": {"colossal.legacy.zero": "ShardedModelV2"},
+    "colossal.zero.sharded_optim": {"colossal.legacy.zero": "LowLevelZeroOptimizer ShardedOptimizerV2"},
+    # ---------------------------------------------------------------- pipelines
+    "colossal.builder": {"colossal.legacy.pipeline": "build_pipeline_model build_pipeline_model_from_cfg"},
+    "colossal.builder.pipeline": {
+        "colossal.legacy.pipeline": "build_pipeline_model build_pipeline_model_from_cfg partition_balanced "
+        "partition_uniform"
+    },
+    "colossal.nn.layer.wrapper": {"colossal.legacy.pipeline": "PipelineSharedModuleWrapper"},
+    "colossal.nn.model": {"colossal.legacy.pipeline": "ModelFromConfig"},
+    "colossal.nn.model.model_from_config": {"colossal.legacy.pipeline": "ModelFromConfig"},
+    "colossal.pipeline": {
+        "colossal.legacy.pipeline": "InterleavedSchedule LayerSpec OneForwardOneBackwardSchedule PipelinableContext "
+        "PipelineP2PCommunication PipelineSchedule=StageSchedule ZeroBubbleVPipeScheduler"
+    },
+    "colossal.pipeline.layer_spec": {"colossal.legacy.pipeline": "LayerSpec"},
+    "colossal.pipeline.pipelinable": {"colossal.legacy.pipeline": "LayerSpec PipelinableContext"},
+    "colossal.pipeline.p2p": {"colossal.legacy.pipeline": "PipelineP2PCommunication"},
+    "colossal.pipeline.schedule": {
+        "colossal.legacy.pipeline": "InterleavedSchedule OneForwardOneBackwardSchedule PipelineSchedule=StageSchedule "
+        "ZeroBubbleVPipeScheduler"
+    },
+    "colossal.pipeline.schedule.base": {"colossal.legacy.pipeline": "PipelineSchedule=StageSchedule"},
+    "colossal.pipeline.schedule.interleaved_pp": {"colossal.legacy.pipeline": "InterleavedSchedule"},
+    "colossal.pipeline.schedule.one_f_one_b": {"colossal.legacy.pipeline": "OneForwardOneBackwardSchedule"},
+    "colossal.pipeline.schedule.v_schedule": {"colossal.legacy.pipeline": "PipelineGraph ScheduledNode"},
+    "colossal.pipeline.schedule.zero_bubble_pp": {"colossal.legacy.pipeline": "ZeroBubbleVPipeScheduler"},
+    "colossal.pipeline.stage_manager": {"colossal.legacy.pipeline": "PipelineStageManager=GridStageManager"},
+    "colossal.pipeline.utils": {"colossal.legacy.pipeline": "partition_balanced partition_uniform"},
+    "colossal.utils.model.pipelinable": {"colossal.legacy.pipeline": "LayerSpec PipelinableContext"},
+    # ---------------------------------------------------------------- tensors, meshes and layouts
+    "colossal.tensor": {"colossal.legacy.tensor": "*"},
+    "colossal.tensor.comm_spec": {"colossal.legacy.shape_consistency": "CollectiveCommPattern CommSpec"},
+    "colossal.tensor.shape_consistency": {
+        "colossal.legacy.shape_consistency": "CollectiveCommPattern CommSpec ShapeConsistencyManager"
+    },
+    "colossal.tensor.sharding_spec": {
+        "colossal.legacy.shape_consistency": "ShardingSpec=MeshShardingSpec",
+        "colossal.legacy.d_tensor": "DimSpec _DimSpec=DimSpec",
+    },
+    "colossal.tensor.d_tensor.comm_spec": {"colossal.legacy.shape_consistency": "CollectiveCommPattern CommSpec"},
+    "colossal.cluster": {"colossal.legacy.cluster": "*"},
+    "colossal.cluster.device_mesh_manager": {"colossal.legacy.cluster": "DeviceMeshInfo DeviceMeshManager"},
+    "colossal.cluster.dist_coordinator": {
+        "colossal.cluster": "DistCoordinator",
+        "colossal.legacy.cluster": "priority_execution",
+    },
+    "colossal.cluster.process_group_mesh": {"colossal.legacy.cluster": "ProcessGroupMesh"},
+    "colossal.cluster.process_group_manager": {"colossal.legacy.cluster": "ProcessGroupManager"},
+    "colossal.device": {"colossal.legacy.device": "*"},
+    "colossal.device.alpha_beta_profiler": {"colossal.legacy.device": "AlphaBetaProfiler"},
+    "colossal.device.device_mesh": {"colossal.legacy.device": "DeviceMesh"},
+    "colossal.tensor.d_tensor": {
+        "colossal.legacy.d_tensor": "* Layout=DTensorLayout",
+        _TENSORS: "clear_layout_converter",
+    },
+    "colossal.tensor.d_tensor.api": {
+        "colossal.legacy.d_tensor": "* Layout=DTensorLayout",
+        _TENSORS: "clear_layout_converter",
+    },
+    "colossal.tensor.d_tensor.layout": {"colossal.legacy.d_tensor": "Layout=DTensorLayout"},
+    "colossal.tensor.d_tensor.layout_converter": {"colossal.legacy.d_tensor": "LayoutConverter"},
+    "colossal.tensor.d_tensor.sharding_spec": {"colossal.legacy.d_tensor": "DimSpec ShardingSpec"},
+    "colossal.tensor.padded_tensor": {_TENSORS: "is_padded_tensor to_padded_tensor to_unpadded_tensor"},
+    "colossal.tensor.padded_tensor.api": {_TENSORS: "is_padded_tensor to_padded_tensor to_unpadded_tensor"},
+    "colossal.checkpoint_io.utils": {_TENSORS: "gather_distributed_param"},
+    "colossal.tensor.process_group": {"colossal.legacy.tensor": "ProcessGroup"},
+    "colossal.tensor.tensor_spec": {"colossal.legacy.tensor": "ColoTensorSpec"},
+    "colossal.tensor.distspec": {"colossal.legacy.tensor": "ShardSpec ReplicaSpec DistPlacementPattern"},
+    "colossal.tensor.compute_spec": {"colossal.legacy.tensor": "ComputeSpec ComputePattern"},
+    "colossal.tensor.colo_tensor": {"colossal.legacy.tensor": "ColoTensor"},
+    "colossal.tensor.colo_parameter": {"colossal.legacy.tensor": "ColoParameter"},
+    "colossal.utils.model.colo_init_context": {"colossal.legacy.tensor": "ColoInitContext"},
+    # ---------------------------------------------------------------- layers, models and policies
+    "colossal.legacy.nn": {_LAYERS: "*"},
+    "colossal.nn": {_LAYERS: "*", "colossal.nn.optimizer": "*", "colossal.nn.lr_scheduler": "*"},
+    "colossal.nn.init": {"colossal.legacy.nn.init": "*"},
+    "colossal.nn.layer": {"colossal.nn": "*", _LAYERS: "*"},
+    "colossal.nn.layer.base_layer": {"colossal.nn": "ParallelLayer"},
+    "colossal.nn.layer.colossalai_layer": {
+        "colossal.nn": "Classifier Dropout Embedding LayerNorm Linear PatchEmbedding",
+        _LAYERS: "partition_batch",
+    },
+    "colossal.nn.layer.parallel_1d": {_LAYERS: "*", "colossal.nn": "Linear1D_Col Linear1D_Row"},
+    "colossal.nn.layer.parallel_2d": {_LAYERS: "*"},
+    "colossal.nn.layer.parallel_2p5d": {_LAYERS: "*"},
+    "colossal.nn.layer.parallel_3d": {_LAYERS: "*"},
+    "colossal.nn.layer.parallel_sequence": {_LAYERS: "AttnMaskType RingAV RingQK TransformerSelfAttentionRing"},
+    "colossal.nn.layer.vanilla": {
+        "colossal.nn": "DropPath",
+        _LAYERS: "VanillaClassifier VanillaLayerNorm VanillaLinear VanillaPatchEmbedding WrappedDropPath "
+        "WrappedDropout",
+    },
+    "colossal.legacy.model_zoo.gpt": {"colossal.legacy.model_zoo.gpt": "gpt2_8B=gpt2_8b"},
+    "colossal.legacy.model_zoo.gpt.gpt": {"colossal.legacy.model_zoo.gpt": "* gpt2_8B=gpt2_8b"},
+    "colossal.legacy.model_zoo.vit": {"colossal.legacy.model_zoo.vit": "_create_vit_model=create_vit_model"},
+    "colossal.legacy.model_zoo.vit.vit": {"colossal.legacy.model_zoo.vit": "* _create_vit_model=create_vit_model"},
+    "colossal.shardformer": {
+        "colossal.legacy.shardformer": "ModulePolicyDescription Policy SubModuleReplacementDescription",
+    },
+    "colossal.shardformer.layer": {
+        "colossal.nn": "Linear1D_Col Linear1D_Row VocabParallelEmbedding1D=VocabParallelEmbedding "
+        "VocabParallelLMHead1D=VocabParallelClassifier",
+        "colossal._src.shardformer": "GPT2FusedLinearConv1D_Col=Conv1DCol GPT2FusedLinearConv1D_Row=Conv1DRow",
+        "colossal.legacy.shardformer": "cross_entropy_1d",
+    },
+    "colossal.shardformer.layer.utils": {
+        "colossal._src.legacy.context.randomizer": "Randomizer create_randomizer_with_offset"
+    },
+    "colossal.shardformer.layer.loss": {"colossal.legacy.shardformer": "cross_entropy_1d"},
+    "colossal.shardformer._utils": {_TENSORS: "getattr_"},
+    "colossal.shardformer.policies.auto_policy": {
+        "colossal.shardformer": "get_autopolicy=plan_of",
+        "colossal.legacy.shardformer": "Policy",
+    },
+    "colossal.shardformer.policies.base_policy": {
+        "colossal.legacy.shardformer": "ModulePolicyDescription Policy SubModuleReplacementDescription",
+    },
+    "colossal.quantization": {"colossal.legacy.quantization": "BnbQuantizationConfig quantize_model"},
+    "colossal.quantization.bnb": {"colossal.legacy.quantization": "quantize_model"},
+    "colossal.quantization.bnb_config": {"colossal.legacy.quantization": "BnbQuantizationConfig"},
+    "colossal.quantization.fp8": {"colossal.legacy.quantization": "linear_fp8"},
+    "colossal.testing": {"colossal.legacy.testing": "*"},
+    "colossal.testing.comparison": {"colossal.legacy.testing": "*", "colossal.testing": "assert_close"},
+    "colossal.testing.random": {"colossal.legacy.utils": "seed_all=set_seed"},
+    "colossal.testing.pytest_wrapper": {"colossal.legacy.testing": "run_on_environment_flag"},
+    "colossal.testing.utils": {"colossal.legacy.testing": "*"},
+    "colossal.nn.loss": {"colossal.nn": "CrossEntropyLoss VocabParallelCrossEntropyLoss", _LAYERS: "*"},
+}
+"""The older module, then the module of today and its names."""
+
+WITHOUT_COUNTERPART: Mapping[str, str] = {
+    # ---------------------------------------------------------------- pipelines
+    "colossal.pipeline.weight_grad_store": "Use colossal.pipeline.WeightGrads, one for each pass.",
+    # ---------------------------------------------------------------- kernels and optimizers
+    "colossal.kernel.jit": "Call torch.compile on the model or on a function: it fuses biases, activations and "
+    "dropout; HybridParallelPlugin(enable_jit_fused=True) compiles activations.",
+    "colossal.kernel.kernel_loader": "colossal.nn.optimizer.CPUAdam, HybridAdam and the fused optimizers load their "
+    "kernels by themselves; colossal.kernel.adam_step is the kernel of Adam.",
+    "colossal.nn.optimizer.NVMeOptimizer": "CPUAdam and HybridAdam of colossal.nn.optimizer keep states on disk: pass "
+    "nvme_offload_fraction and nvme_offload_dir.",
+    "colossal.nn.optimizer.GaLoreAdafactor": "Use GaLoreAdamW or GaLoreAdamW8bit of colossal.nn.optimizer with "
+    "get_galore_param_groups, or Adafactor.",
+}
+"""The documented module or name, then what to use: a sentence."""

@@ -1,0 +1,63 @@
+"""The loss over a sharded vocabulary, as a function."""
+
+from typing import Literal
+
+import torch
+from torch import distributed as dist
+
+from colossal._src.cluster import ambient_mesh
+from colossal._src.legacy.notice import superseded
+from colossal._src.nn.loss import VocabParallelCrossEntropyLoss
+from colossal.errors import ConfigError
+
+
+def cross_entropy_1d(
+    vocab_logits: torch.Tensor,
+    labels: torch.Tensor,
+    ignore_index: int = -100,
+    process_group: dist.ProcessGroup | None = None,
+    vocab_size: int | None = None,
+    dtype: torch.dtype | None = None,
+    mode: Literal["mean", "sum"] = "mean",
+) -> torch.Tensor:
+    """Compute the cross-entropy of logits whose classes are sharded over the tp axis of the mesh in force.
+
+    Args:
+        vocab_logits: This rank's classes, (tokens, ..., classes).
+        labels: The classes among all, (tokens, ...).
+        ignore_index: A label that does not count.
+        process_group: That of the tp axis; None for it.
+        vocab_size: The number of classes of all ranks; by default as many as they have.
+        dtype: What the logits are converted to first; by default they stay as they are, and float32 is computed with.
+        mode: The mean or the sum over the labels that count.
+
+    Returns:
+        The loss, a scalar, on all ranks.
+
+    Raises:
+        ConfigError: The group is another one, or there is no such mode.
+        ShapeError: The shapes do not fit.
+        IndexError: A label is no class.
+
+    Communication: as `VocabParallelCrossEntropyLoss`.
+
+    Example:
+        >>> import torch
+        >>> from colossal.legacy.shardformer import cross_entropy_1d
+        >>> cross_entropy_1d(torch.zeros(2, 4), torch.tensor([0, 3])).exp().round().item()
+        4.0
+    """
+    superseded("colossal.shardformer.layer.cross_entropy_1d", "colossal.nn.VocabParallelCrossEntropyLoss()")
+    mesh = ambient_mesh()
+    if process_group is not None and (
+        mesh is None or dist.get_process_group_ranks(process_group) != list(mesh.ranks("tp"))
+    ):
+        raise ConfigError(
+            "Classes are sharded over the tp axis of the mesh in force. Found a process_group of the ranks "
+            f"{dist.get_process_group_ranks(process_group)}, and {mesh}. Enter a mesh whose tp axis has these ranks: "
+            "with ParallelMesh(tp=...): ..."
+        )
+    if mode not in ("mean", "sum"):
+        raise ConfigError(f"The mode is 'mean' or 'sum'. Found {mode!r}. Pass one of them.")
+    loss = VocabParallelCrossEntropyLoss(ignore_index, mode, num_classes=vocab_size)
+    return loss(vocab_logits if dtype is None else vocab_logits.to(dtype), labels)

@@ -1,0 +1,35 @@
+"""Training by epochs: the trainer, its hooks, and the metrics that hooks keep."""
+
+from colossal._src.legacy.trainer.hooks import (
+    AccuracyHook,
+    BaseHook,
+    LossHook,
+    LRSchedulerHook,
+    SaveCheckpointHook,
+    ThroughputHook,
+)
+from colossal._src.legacy.trainer.log_hooks import (
+    LogMemoryByEpochHook,
+    LogMetricByEpochHook,
+    LogMetricByStepHook,
+    LogTimingByEpochHook,
+    TensorboardHook,
+)
+from colossal._src.legacy.trainer.metrics import Metric
+from colossal._src.legacy.trainer.trainer import Trainer
+
+__all__ = [
+    "AccuracyHook",
+    "BaseHook",
+    "LRSchedulerHook",
+    "LogMemoryByEpochHook",
+    "LogMetricByEpochHook",
+    "LogMetricByStepHook",
+    "LogTimingByEpochHook",
+    "LossHook",
+    "Metric",
+    "SaveCheckpointHook",
+    "TensorboardHook",
+    "ThroughputHook",
+    "Trainer",
+]

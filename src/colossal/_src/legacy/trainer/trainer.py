@@ -1,0 +1,318 @@
+"""Epochs of training and tests by an engine, with hooks around them."""
+
+from collections.abc import Iterable, Sequence
+from contextlib import closing
+from typing import Any, final
+
+import torch
+
+from colossal._src.legacy.engine import BaseSchedule, Engine
+from colossal._src.legacy.notice import superseded
+from colossal._src.legacy.trainer.hooks import BaseHook
+from colossal._src.legacy.trainer.metrics import Metric
+from colossal._src.legacy.utils import MultiTimer, is_dp_rank_0, is_no_pp_or_last_stage, is_tp_rank_0
+from colossal.errors import ConfigError, UnsupportedError
+
+
+@final
+class Trainer:
+    """Runs epochs of training and tests by an engine, with hooks around them.
+
+    Args:
+        engine: What `initialize` returned.
+        timer: Measures ``Train-epoch``, ``Train-step``, ``Test-epoch`` and ``Test-step``; off by default.
+        logger: Its `info` is called with each phase.
+        schedule: Takes the place of that of the engine.
+
+    Attributes:
+        hooks: Those of the last `fit` or `evaluate`, in the order in which they run.
+        states: What hooks keep: ``metrics`` and ``step_metrics``, and entries of the program's own.
+
+    Raises:
+        ConfigError: The engine is none.
+
+    Example:
+        >>> import torch
+        >>> from colossal.legacy import initialize
+        >>> from colossal.legacy.trainer import LossHook, Trainer
+        >>> model = torch.nn.Linear(2, 1)
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        >>> engine, *_ = initialize(model, optimizer, torch.nn.MSELoss(), verbose=False)
+        >>> trainer = Trainer(engine)
+        >>> trainer.fit([(torch.ones(4, 2), torch.ones(4, 1))] * 3, epochs=2, hooks=[LossHook()])
+        >>> trainer.cur_epoch, trainer.cur_step, list(trainer.states["metrics"]["train"])
+        (2, 6, ['Loss'])
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        timer: MultiTimer | None = None,
+        logger: Any = None,
+        schedule: BaseSchedule | None = None,
+    ) -> None:
+        superseded("colossal.trainer.Trainer", "a loop of booster.backward(loss, optimizer) and optimizer.step()")
+        if not isinstance(engine, Engine):
+            raise ConfigError(
+                f"A trainer runs an engine. Found {type(engine).__name__}. Pass what initialize returned."
+            )
+        if schedule is not None:
+            engine.schedule = schedule
+        self._engine, self._logger = engine, logger
+        self._timer = timer or MultiTimer(on=False)
+        self._cur_epoch, self._cur_step, self._steps_per_epoch = 0, 0, 0
+        self._max_steps: int | None = None
+        self.hooks: list[BaseHook] = []
+        self.states: dict[str, Any] = {}
+
+    @property
+    def engine(self) -> Engine:
+        """The engine."""
+        return self._engine
+
+    @property
+    def timer(self) -> MultiTimer:
+        """The timers of epochs and iterations."""
+        return self._timer
+
+    @property
+    def cur_epoch(self) -> int:
+        """The epoch that runs, from 0; after training the number of epochs. Set it to go on from a checkpoint."""
+        return self._cur_epoch
+
+    @cur_epoch.setter
+    def cur_epoch(self, epoch: int) -> None:
+        if epoch < 0:
+            raise ConfigError(f"Epochs are counted from 0. Found {epoch}. Set what load_checkpoint returned, plus 1.")
+        self._cur_epoch = epoch
+
+    @property
+    def cur_step(self) -> int:
+        """The iteration that runs, from 0, counted over all epochs."""
+        return self._cur_step
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Number of iterations of an epoch."""
+        return self._steps_per_epoch
+
+    @property
+    def max_steps(self) -> int | None:
+        """Number of iterations after which training ends; None for that of the epochs."""
+        return self._max_steps
+
+    def metrics(self, kind: str) -> dict[str, Metric]:
+        """Return what hooks keep of training or tests.
+
+        Args:
+            kind: ``"train"`` or ``"test"``.
+
+        Returns:
+            The metrics by their names.
+        """
+        return self.states.get("metrics", {}).get(kind, {})
+
+    def fit(
+        self,
+        train_dataloader: Iterable[Any],
+        epochs: int,
+        max_steps: int | None = None,
+        test_dataloader: Iterable[Any] | None = None,
+        test_interval: int = 1,
+        hooks: Sequence[BaseHook] | None = None,
+        display_progress: bool = False,
+        return_output_label: bool = True,
+    ) -> None:
+        """Train, and test in between.
+
+        Args:
+            train_dataloader: Yields batches, and has a length.
+            epochs: Number of epochs; those before `cur_epoch` are left out.
+            max_steps: Number of iterations after which to end.
+            test_dataloader: Yields batches of tests, and has a length; without one there are no tests.
+            test_interval: Number of epochs between two tests.
+            hooks: Run around iterations and epochs.
+            display_progress: Show a progress bar, on one rank.
+            return_output_label: Give hooks the outputs and labels; without, they are not kept in memory.
+
+        Raises:
+            ConfigError: A value is outside its range, or a hook is none.
+            UnsupportedError: There is a progress bar to show, and tqdm is not installed.
+
+        Communication: that of the engine and the hooks.
+        """
+        if epochs < 1 or test_interval < 1 or (max_steps is not None and max_steps < 1):
+            raise ConfigError(
+                "Training takes an epoch or more, with a test every epoch or less often. Found "
+                f"epochs={epochs}, max_steps={max_steps} and test_interval={test_interval}. Pass numbers from 1 on."
+            )
+        self._steps_per_epoch, self._max_steps = _length_of(train_dataloader), max_steps
+        self._attach(hooks)
+        self._say(f"Training begins at epoch {self._cur_epoch} of {epochs}")
+        self._engine.train()
+        self._call_hooks("before_train")
+        self._cur_step = self._cur_epoch * self._steps_per_epoch
+        for epoch in range(self._cur_epoch, epochs):
+            self._train_epoch(train_dataloader, epoch, display_progress, return_output_label)
+            if test_dataloader is not None and epoch % test_interval == 0:
+                self._test(test_dataloader, epoch, display_progress, return_output_label)
+            self._cur_epoch += 1
+            if self._is_over():
+                self._say(f"Training ends after max_steps={max_steps} iterations")
+                break
+        self._call_hooks("after_train")
+        self._timer.reset()
+
+    def evaluate(
+        self,
+        test_dataloader: Iterable[Any],
+        hooks: Sequence[BaseHook] | None = None,
+        display_progress: bool = False,
+        return_output_label: bool = True,
+    ) -> None:
+        """Test.
+
+        Args:
+            test_dataloader: Yields batches, and has a length.
+            hooks: Run around iterations.
+            display_progress: Show a progress bar, on one rank.
+            return_output_label: Give hooks the outputs and labels.
+
+        Raises:
+            ConfigError: A hook is none.
+            UnsupportedError: There is a progress bar to show, and tqdm is not installed.
+
+        Communication: that of the engine and the hooks.
+        """
+        self._attach(hooks)
+        self._test(test_dataloader, None, display_progress, return_output_label)
+
+    def predict(self, data: Any) -> Any:
+        """Compute the outputs for data without labels.
+
+        Args:
+            data: What the model takes: a tensor, (samples, ...), or several.
+
+        Returns:
+            The outputs; None on other stages of a pipeline than the last.
+
+        Communication: that of the engine.
+        """
+        self._engine.eval()
+        with torch.no_grad():
+            options = {"forward_only": True, "return_loss": False, "return_output_label": True}
+            output, _, _ = self._engine.execute_schedule(iter([(data, None)]), **options)
+        return output
+
+    def _attach(self, hooks: Sequence[BaseHook] | None) -> None:
+        for hook in hooks or ():
+            if not isinstance(hook, BaseHook):
+                raise ConfigError(
+                    f"A hook of a trainer is a subclass of BaseHook. Found {hook!r}. Inherit hooks.BaseHook."
+                )
+        self.states = {}
+        self.hooks = sorted(hooks or (), key=lambda hook: hook.priority)
+        self._call_hooks("after_hook_is_attached")
+
+    def _call_hooks(self, method: str, results: tuple[Any, Any, Any] | None = None) -> None:
+        for hook in self.hooks:
+            getattr(hook, method)(self, *(results or ()))
+
+    def _train_epoch(
+        self, dataloader: Iterable[Any], epoch: int, display_progress: bool, return_output_label: bool
+    ) -> None:
+        self._engine.train()
+        data_iter = iter(dataloader)
+        self._call_hooks("before_train_epoch")
+        self._timer.start("Train-epoch")
+        with closing(_progress(self._steps_per_epoch, f"[Epoch {epoch} / Train]", display_progress)) as bar:
+            for _ in range(self._steps_per_epoch):
+                self._call_hooks("before_train_iter")
+                self._timer.start("Train-step")
+                self._engine.zero_grad()
+                results = self._engine.execute_schedule(data_iter, return_output_label=return_output_label)
+                self._engine.step()
+                self._timer.stop("Train-step", keep_in_history=True)
+                self._call_hooks("after_train_iter", results)
+                self._cur_step += 1
+                bar.advance(self.states)
+                if self._is_over():
+                    break
+        self._timer.stop("Train-epoch", keep_in_history=True)
+        self._call_hooks("after_train_epoch")
+        self._reset_timer("Train-step")
+
+    def _test(
+        self, dataloader: Iterable[Any], epoch: int | None, display_progress: bool, return_output_label: bool
+    ) -> None:
+        self._engine.eval()
+        data_iter, number = iter(dataloader), _length_of(dataloader)
+        self._call_hooks("before_test")
+        self._call_hooks("before_test_epoch")
+        self._timer.start("Test-epoch")
+        name = "[Test]" if epoch is None else f"[Epoch {epoch} / Test]"
+        with torch.no_grad(), closing(_progress(number, name, display_progress)) as bar:
+            for _ in range(number):
+                self._call_hooks("before_test_iter")
+                self._timer.start("Test-step")
+                results = self._engine.execute_schedule(
+                    data_iter, forward_only=True, return_output_label=return_output_label
+                )
+                self._timer.stop("Test-step", keep_in_history=True)
+                self._call_hooks("after_test_iter", results)
+                bar.advance(self.states)
+        self._timer.stop("Test-epoch", keep_in_history=True)
+        self._call_hooks("after_test_epoch")
+        self._call_hooks("after_test")
+        self._reset_timer("Test-step")
+
+    def _reset_timer(self, name: str) -> None:
+        if self._timer.is_on():
+            self._timer.reset(name)
+
+    def _is_over(self) -> bool:
+        return self._max_steps is not None and self._cur_step >= self._max_steps
+
+    def _say(self, text: str) -> None:
+        if self._logger is not None:
+            self._logger.info(text, ranks=[0])
+
+
+class _Bar:
+    """A progress bar of tqdm, or none."""
+
+    def __init__(self, bar: Any) -> None:
+        self._bar = bar
+
+    def advance(self, states: dict[str, Any]) -> None:
+        if self._bar is not None:
+            if "step_metrics" in states:
+                self._bar.set_postfix(**states["step_metrics"])
+            self._bar.update()
+
+    def close(self) -> None:
+        if self._bar is not None:
+            self._bar.close()
+
+
+def _progress(number: int, name: str, display: bool) -> _Bar:
+    if not display or not (is_dp_rank_0() and is_tp_rank_0() and is_no_pp_or_last_stage()):
+        return _Bar(None)
+    try:
+        from tqdm import tqdm
+    except ModuleNotFoundError as error:
+        raise UnsupportedError(
+            "A progress bar is drawn by the package tqdm. Found that it is not installed. Run: pip install tqdm, or "
+            "pass display_progress=False."
+        ) from error
+    return _Bar(tqdm(total=number, desc=name))
+
+
+def _length_of(dataloader: Any) -> int:
+    try:
+        return len(dataloader)
+    except TypeError as error:
+        raise ConfigError(
+            f"A trainer takes loaders that have a length. Found a {type(dataloader).__name__}. Train by the engine: "
+            "for batch in loader: engine.execute_schedule(iter([batch])), engine.step()."
+        ) from error

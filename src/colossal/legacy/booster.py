@@ -1,0 +1,5 @@
+"""The base class of plugins that a user writes, with the methods that the older documentation names."""
+
+from colossal._src.legacy.booster import OlderPlugin
+
+__all__ = ["OlderPlugin"]

@@ -1,0 +1,41 @@
+"""Models that are built or partitioned for one rank of a pipeline, by the names of the older API."""
+
+from colossal._src.legacy.pipeline import (
+    GridStageManager,
+    InterleavedSchedule,
+    LayerSpec,
+    ModelFromConfig,
+    OneForwardOneBackwardSchedule,
+    PipelinableContext,
+    PipelineGraph,
+    PipelineP2PCommunication,
+    PipelineSharedModuleWrapper,
+    ScheduledNode,
+    StageSchedule,
+    ZeroBubbleVPipeScheduler,
+    build_pipeline_model,
+    build_pipeline_model_from_cfg,
+    partition_balanced,
+    partition_uniform,
+    stage_modules_of,
+)
+
+__all__ = [
+    "GridStageManager",
+    "InterleavedSchedule",
+    "LayerSpec",
+    "ModelFromConfig",
+    "OneForwardOneBackwardSchedule",
+    "PipelinableContext",
+    "PipelineGraph",
+    "PipelineP2PCommunication",
+    "PipelineSharedModuleWrapper",
+    "ScheduledNode",
+    "StageSchedule",
+    "ZeroBubbleVPipeScheduler",
+    "build_pipeline_model",
+    "build_pipeline_model_from_cfg",
+    "partition_balanced",
+    "partition_uniform",
+    "stage_modules_of",
+]

@@ -1,0 +1,61 @@
+"""The accelerator has the verbs of the older documentation."""
+
+import os
+from unittest import mock
+
+import pytest
+import torch
+from torch import nn
+
+from colossal import accelerator as today
+from colossal.errors import ConfigError, UnsupportedError
+from colossal.legacy.accelerator import BaseAccelerator, CpuAccelerator, get_accelerator, set_accelerator
+
+
+def test_the_cpu_has_the_verbs_that_it_can_have() -> None:
+    cpu = CpuAccelerator()
+    assert (cpu.name, cpu.is_synchronous, cpu.get_version(), cpu.device_count()) == ("cpu", True, "", 1)
+    assert cpu.is_available()
+    cpu.reset_peak_memory_stats()
+    assert 0 < cpu.memory_allocated() <= 2 * cpu.max_memory_allocated()
+    cpu.synchronize()
+    cpu.empty_cache()
+
+
+def test_random_numbers_go_on_from_a_state() -> None:
+    cpu = CpuAccelerator()
+    cpu.manual_seed_all(7)
+    assert cpu.initial_seed() == 7
+    state = cpu.get_rng_state()
+    first = torch.rand(3)
+    cpu.set_rng_state(state)
+    assert torch.equal(torch.rand(3), first)
+
+
+def test_models_move_and_compute_in_lower_precision() -> None:
+    cpu = CpuAccelerator()
+    layers = [nn.Linear(2, 2), nn.Linear(2, 2)]
+    assert cpu.set_to_device(layers) is layers
+    assert cpu.set_to_device(layers[0]).weight.device == cpu.get_current_device()
+    with cpu.autocast(dtype=torch.bfloat16):
+        assert layers[0](torch.ones(1, 2)).dtype == torch.bfloat16
+    with cpu.autocast(enabled=False):
+        assert layers[0](torch.ones(1, 2)).dtype == torch.float32
+
+
+def test_what_a_device_does_not_have_is_refused() -> None:
+    with pytest.raises(UnsupportedError, match=r"Found no torch\.cpu\.memory_stats"):
+        CpuAccelerator().memory_stats()
+    with pytest.raises(AttributeError, match="'CpuAccelerator' object has no attribute 'nothing'"):
+        _ = CpuAccelerator().nothing
+    with pytest.raises(ConfigError, match="Found 'abacus'"):
+        BaseAccelerator("abacus")
+
+
+def test_the_accelerator_is_chosen_by_name_or_object() -> None:
+    with mock.patch.dict(os.environ):
+        for chosen in ("cpu", CpuAccelerator(), today.get_accelerator("cpu")):
+            os.environ.pop("COLOSSAL_DEVICE", None)
+            set_accelerator(chosen)
+            assert os.environ["COLOSSAL_DEVICE"] == "cpu"
+            assert isinstance(get_accelerator(), CpuAccelerator)

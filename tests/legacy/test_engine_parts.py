@@ -1,0 +1,316 @@
+"""What an engine is made of: precisions, ZeRO, handlers and schedules of the program's own, hooks, errors."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from engine_models import BATCH, STEPS, WIDTH, blocks, make_engine, take_step, train, train_alone, wholes_of
+from equality import assert_equal, assert_within_rounding
+from torch import nn
+
+from colossal._src.cluster import set_current_config
+from colossal.errors import ConfigError, UnsupportedError
+from colossal.legacy import initialize
+from colossal.legacy.amp import AMP_TYPE
+from colossal.legacy.context import global_context
+from colossal.legacy.engine import (
+    BaseGradientHandler,
+    BaseOpHook,
+    BaseSchedule,
+    Engine,
+    InterleavedPipelineSchedule,
+    NonPipelineSchedule,
+    PipelineSchedule,
+)
+from colossal.legacy.registry import GRADIENT_HANDLER
+from colossal.legacy.zero import TensorShardStrategy
+from colossal.testing import fake_world, run_processes
+
+PIPELINE = {"parallel": {"pipeline": 2}, "NUM_MICRO_BATCHES": 2}
+PRECISIONS: dict[str, dict[str, Any]] = {
+    "torch": {"fp16": {"mode": AMP_TYPE.TORCH, "init_scale": 64.0}},
+    "naive": {"fp16": {"mode": AMP_TYPE.NAIVE, "initial_scale": 64.0}},
+    "zero": {
+        "zero": {"model_config": {"shard_strategy": TensorShardStrategy()}, "optimizer_config": {"initial_scale": 64}}
+    },
+}
+DATA, ONE_D, TWO_D = {"data": 2}, {"tensor": {"size": 2, "mode": "1d"}}, {"tensor": {"size": 4, "mode": "2d"}}
+IN_PRECISIONS: list[tuple[str, int, dict[str, Any]]] = [
+    *((name, 2, {"parallel": DATA}) for name in PRECISIONS),
+    ("torch", 2, {"parallel": ONE_D}),
+    ("torch", 4, {"parallel": TWO_D}),
+    ("naive", 4, {"parallel": ONE_D}),
+    ("naive", 4, PIPELINE),
+    ("naive", 4, {"parallel": {"pipeline": 2, **ONE_D}, "NUM_MICRO_BATCHES": 2}),
+    ("zero", 4, {"parallel": ONE_D}),
+]
+
+
+@pytest.fixture(autouse=True)
+def without_config() -> Iterator[None]:
+    yield
+    set_current_config(None)
+
+
+@GRADIENT_HANDLER.register_module
+class SumHandler(BaseGradientHandler):
+    """Sums gradients instead of averaging them, times a factor of the config."""
+
+    def __init__(self, model: nn.Module, optimizer: Any, factor: float = 1.0) -> None:
+        super().__init__(model, optimizer)
+        self.factor = factor
+
+    def handle_gradient(self) -> None:
+        for parameter in self._model.parameters():
+            torch.distributed.all_reduce(parameter.grad)
+            assert parameter.grad is not None
+            parameter.grad *= self.factor
+
+
+class Calls(BaseOpHook):
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+
+    def note(self, moment: str, module: nn.Module, shown: Any = "") -> None:
+        assert isinstance(module, nn.Linear)
+        self.calls.append(f"{moment} {shown}".strip())
+
+    def pre_fwd_exec(self, module: nn.Module, *args: Any) -> None:
+        self.note("forward of", module, len(args))
+
+    def post_fwd_exec(self, module: nn.Module, *args: Any) -> None:
+        assert len(args) == 1
+        self.note("forward done", module)
+
+    def pre_bwd_exec(self, module: nn.Module, input: Any, output: Any) -> None:  # noqa: A002 (the documented name)
+        assert not output.requires_grad
+        assert len(input) == 1
+        self.note("backward", module, tuple(output.shape))
+
+    def post_bwd_exec(self, module: nn.Module, input: Any) -> None:  # noqa: A002 (the documented name)
+        self.note("backward done", module, tuple(input[0].shape))
+
+    def post_iter(self) -> None:
+        self.calls.append("step")
+
+
+def outcome(config: dict[str, Any]) -> dict[str, torch.Tensor]:
+    """Losses, and after the steps the model's outputs, or of stages the whole parameters."""
+    try:
+        engine = make_engine(config)
+        losses = torch.stack([take_step(engine, step) for step in range(STEPS)])
+        if engine.uses_pipeline:
+            return {"losses": losses, **wholes_of(engine.model)}
+        engine.eval()
+        dtype = losses.dtype if losses.dtype == torch.float64 else torch.float32
+        with torch.no_grad():
+            return {"losses": losses, "outputs": engine(torch.eye(WIDTH, dtype=dtype))}
+    finally:
+        set_current_config(None)
+
+
+def outcome_alone(config: dict[str, Any]) -> dict[str, torch.Tensor]:
+    """What one process has, of both kinds."""
+    try:
+        engine = make_engine(config)
+        losses = torch.stack([take_step(engine, step) for step in range(STEPS)])
+        dtype = losses.dtype if losses.dtype == torch.float64 else torch.float32
+        with torch.no_grad():
+            outputs = engine(torch.eye(WIDTH, dtype=dtype))
+        return {"losses": losses, "outputs": outputs, **({} if "zero" in config else wholes_of(engine.model))}
+    finally:
+        set_current_config(None)
+
+
+@pytest.mark.parametrize(("name", "size", "options"), IN_PRECISIONS)
+def test_a_precision_of_the_config_equals_one_process_within_rounding(
+    name: str, size: int, options: dict[str, Any]
+) -> None:
+    ranks = run_processes(outcome, size, {**PRECISIONS[name], **options})
+    (alone,), (exact,) = run_processes(outcome_alone, 1, PRECISIONS[name]), run_processes(outcome_alone, 1, {})
+    mean = torch.stack([rank.pop("losses") for rank in ranks]).mean(0)
+    assert_within_rounding(mean, alone["losses"], exact["losses"], torch.float16, "losses")
+    assert {key for rank in ranks for key in rank} in ({"outputs"}, alone.keys() - {"outputs", "losses"})
+    for rank in ranks:
+        for key, value in rank.items():
+            assert_within_rounding(value, alone[key], exact[key], torch.float16, key)
+
+
+def test_a_handler_of_the_programs_own_replaces_the_reduction() -> None:
+    config = {"parallel": {"data": 2}, "gradient_handler": [{"type": "SumHandler", "factor": 0.5}]}
+    expected, ranks = train_alone(), run_processes(train, 2, config)
+    for rank in ranks:
+        for name, value in rank["parameters"].items():
+            assert_equal(value, expected["parameters"][name], name)
+    doubled = run_processes(train, 2, {**config, "gradient_handler": [{"type": "SumHandler"}]})
+    for rank in doubled:
+        for name, grad in rank["grads"].items():
+            assert_equal(grad, 2 * expected["grads"][name], name)
+
+
+def test_hooks_see_the_passes_of_modules_with_parameters() -> None:
+    model = nn.Sequential(nn.Linear(2, 3), nn.ReLU(inplace=True), nn.Linear(3, 1))
+    first, later = Calls(), Calls()
+    engine, *_ = initialize(model, torch.optim.SGD(model.parameters(), lr=0.1), ophooks=[first], verbose=False)
+    engine.backward(engine(torch.ones(4, 2)).sum())
+    engine.step()
+    forward = ["forward of 1", "forward done"] * 2
+    backward = ["backward (4, 1)", "backward done (4, 3)", "backward (4, 3)", "backward done (4, 2)"]
+    assert first.calls == [*forward, *backward, "step"]
+    engine.add_hook(later)
+    engine.remove_hook(first)
+    with torch.no_grad():
+        engine(torch.ones(4, 2))
+    assert (later.calls, len(first.calls)) == (forward, 9)
+    engine.remove_hook(later)
+    engine(torch.ones(4, 2))
+    assert later.calls == forward
+    with pytest.raises(ConfigError, match="removed that the engine has"):
+        engine.remove_hook(later)
+    with pytest.raises(ConfigError, match="subclass of BaseOpHook. Found 'hook'"):
+        engine.add_hook("hook")  # type: ignore[arg-type]
+
+
+def keyword_stages() -> list[float]:
+    """A batch that is a mapping: all stages get its keywords; and one that the program splits itself."""
+
+    class Stage(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(2, 2)
+            nn.init.eye_(self.layer.weight)
+            nn.init.zeros_(self.layer.bias)
+
+        def forward(self, x: torch.Tensor, shift: torch.Tensor) -> torch.Tensor:
+            return self.layer(x) + shift
+
+    try:
+        global_context.load_config(PIPELINE)
+        global_context.init_parallel_groups()
+        is_first = global_context.is_pipeline_first_stage()
+        model = Stage()
+        engine, *_ = initialize(model, torch.optim.SGD(model.parameters(), lr=0.1), nn.L1Loss(), verbose=False)
+        ones = torch.ones(4, 2)
+
+        def split(stage_output: Any, batch: Any) -> tuple[Any, Any]:
+            x, shift, label = batch
+            return {"x": x if stage_output is None else stage_output, "shift": shift}, label
+
+        engine.schedule = PipelineSchedule(2, split)
+        output, label, loss = engine.execute_schedule(iter([(ones, ones, 5 * ones)]), forward_only=True)
+        assert (output is None) == (label is None) == is_first
+        assert loss is not None
+        found = [loss.item()]
+        # of a mapping, each stage gets the output of the one before it, and the keywords
+        engine.schedule = PipelineSchedule(2, lambda batch: (batch[:2] if is_first else {"shift": batch[1]}, batch[2]))
+        _, _, loss = engine.execute_schedule(iter([(ones, ones, 7 * ones)]), return_output_label=False)
+        assert loss is not None
+        return [*found, loss.item()]
+    finally:
+        set_current_config(None)
+
+
+def test_stages_get_what_the_schedule_makes_of_a_batch() -> None:
+    assert run_processes(keyword_stages, 2) == [[2.0, 4.0]] * 2
+
+
+def test_a_schedule_of_the_programs_own_replaces_that_of_the_config() -> None:
+    class Older(BaseSchedule):
+        def forward_back_step(self, engine: Engine, data_iter: Iterator[Any], *_options: Any) -> Any:
+            x, y = self.load_batch(data_iter)
+            loss = 2 * engine.criterion(engine(x), y)
+            engine.backward(loss)
+            return None, None, loss
+
+    with fake_world(1):
+        engine = make_engine({})
+    x = torch.ones(BATCH, 8, dtype=torch.float64)
+    _, _, loss = engine.execute_schedule(iter([(x, x)]))
+    first = wholes_of(engine.model, gradients=True)
+    engine.zero_grad()
+    engine.schedule = Older()
+    assert not engine.uses_pipeline
+    _, _, doubled = engine.execute_schedule(iter([(x, x)]))
+    assert loss is not None
+    assert doubled == 2 * loss
+    for name, grad in wholes_of(engine.model, gradients=True).items():
+        assert_equal(grad, 2 * first[name], name)
+    with pytest.raises(NotImplementedError, match="BaseSchedule overrides forward_backward_step"):
+        BaseSchedule().forward_backward_step(engine, iter([]))
+
+
+def test_a_schedule_counts_updates_and_a_model_may_be_a_function() -> None:
+    global_context.load_config({"gradient_accumulation": 2, "cudnn_deterministic": True})
+    before = torch.backends.cudnn.deterministic
+    engine, *_ = initialize(lambda: blocks(0, 3), lambda own: torch.optim.SGD(own, lr=1.0), nn.MSELoss(), verbose=False)
+    assert torch.backends.cudnn.deterministic
+    torch.backends.cudnn.deterministic = before
+    model = blocks(0, 3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    rates = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
+    engine, _, _, scheduler = initialize(model, optimizer, nn.MSELoss(), lr_scheduler=rates, verbose=False)
+    seen = []
+    x = torch.ones(4, 8, dtype=torch.float64)
+    for _ in range(4):
+        engine.zero_grad()
+        engine.backward(engine.criterion(engine(x), x))
+        engine.step()
+        scheduler.step()
+        seen.append(scheduler.get_last_lr()[0])
+    assert (seen, engine.num_steps) == ([1.0, 0.5, 0.5, 0.25], 2)
+    with pytest.raises(ConfigError, match="Found one that drives another"):
+        initialize(blocks(0), lambda own: torch.optim.SGD(own, lr=1.0), lr_scheduler=rates, verbose=False)
+
+
+WRONG: list[tuple[dict[str, Any], type[Exception], str]] = [
+    ({"fp16": {"mode": AMP_TYPE.TORCH}, "zero": {}}, ConfigError, "both fp16 and zero"),
+    ({**PIPELINE, "fp16": {"mode": AMP_TYPE.TORCH}}, ConfigError, "AMP_TYPE.NAIVE only"),
+    ({"parallel": {"pipeline": 2}}, ConfigError, "no NUM_MICRO_BATCHES"),
+    ({**PIPELINE, "zero": {}}, UnsupportedError, "zero and a pipeline"),
+    (
+        {**PIPELINE, "NUM_CHUNKS": 2, "NUM_MICRO_BATCHES": 3},
+        ConfigError,
+        "Interleaved stages take a number of micro-batches",
+    ),
+    ({"zero": {}, "gradient_handler": [{"type": "SumHandler"}]}, UnsupportedError, "SumHandler next to zero"),
+    ({"gradient_handler": [{"type": "Nothing"}]}, ConfigError, "Found 'Nothing' among gradient handlers"),
+    ({"gradient_handler": ["SumHandler"]}, ConfigError, "a list of dict"),
+    (
+        {"gradient_handler": [{"type": "SumHandler"}], "gradient_handlers": [{"type": "SumHandler"}]},
+        ConfigError,
+        "once",
+    ),
+    ({"gradient_accumulation": 0.5}, ConfigError, "gradient_accumulation=0.5"),
+    ({"clip_grad_norm": -1.0}, ConfigError, "clip_grad_norm=-1.0"),
+    ({"cudnn_benchmark": "yes"}, ConfigError, "cudnn_benchmark is True or False"),
+    ({"torch_ddp": {"bucket": 1}, "parallel": {"data": 2}}, ConfigError, "Found bucket"),
+    ({"zero": {"stage": 3}}, ConfigError, "Found stage"),
+]
+
+
+@pytest.mark.parametrize(("config", "error", "text"), WRONG)
+def test_a_config_that_cannot_be_honored_is_rejected(config: dict[str, Any], error: type[Exception], text: str) -> None:
+    with fake_world(2), pytest.raises(error, match=text):
+        make_engine(config)
+
+
+def test_schedules_reject_what_they_cannot_run() -> None:
+    with fake_world(1):
+        engine = make_engine({})
+    with pytest.raises(ConfigError, match="Found 2 and 1 in the schedule, and None and 1 in the config"):
+        engine.schedule = PipelineSchedule(2)
+    with pytest.raises(ConfigError, match="at least one micro-batch"):
+        PipelineSchedule(0)
+    with pytest.raises(ConfigError, match="one chunk"):
+        InterleavedPipelineSchedule(2, 0)
+    with pytest.raises(ConfigError, match="A backward pass needs the loss"):
+        engine.execute_schedule(iter([]), return_loss=False)
+    with pytest.raises(ConfigError, match="A batch is data and label"):
+        engine.execute_schedule(iter([torch.ones(2)]))
+    with pytest.raises(ConfigError, match="Found None. Pass iter"):
+        NonPipelineSchedule().load_batch(None)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="subclass of BaseSchedule"):
+        engine.schedule = "1f1b"  # type: ignore[assignment]
+    with pytest.raises(StopIteration):
+        engine.execute_schedule(iter([]))

@@ -1,0 +1,65 @@
+"""The import paths of the older documentation lead to what there is today, or say what to use."""
+
+import importlib
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+DOCUMENTED = (HERE / "documented_paths.txt").read_text(encoding="utf-8").split()
+NOT_YET = set((HERE / "not_yet.txt").read_text(encoding="utf-8").split())
+REFUSED = set((HERE / "refused.txt").read_text(encoding="utf-8").split())
+
+
+def resolve(path: str) -> object:
+    """What ``from MODULE import NAME``, or ``import MODULE``, gives."""
+    module, _, name = path.rpartition(".")
+    try:
+        return getattr(importlib.import_module(module), name)
+    except (AttributeError, ModuleNotFoundError):
+        return importlib.import_module(path)
+
+
+@pytest.mark.parametrize("path", sorted(set(DOCUMENTED) - NOT_YET - REFUSED))
+def test_a_documented_path_resolves(path: str) -> None:
+    assert resolve(path) is not None
+
+
+@pytest.mark.parametrize("path", sorted(NOT_YET))
+def test_a_path_that_does_not_resolve_is_not_here_yet(path: str) -> None:
+    assert path in DOCUMENTED
+    with pytest.raises((ImportError, AttributeError)):  # does not raise: take the path out of not_yet.txt
+        resolve(path)
+
+
+@pytest.mark.parametrize("path", sorted(REFUSED))
+def test_a_path_without_a_counterpart_says_what_to_use(path: str) -> None:
+    assert path in DOCUMENTED
+    with pytest.raises(ImportError, match=r"colossal\.[\w.]+ has no counterpart here\. .*\b(colossal|torch)\."):
+        resolve(path)
+
+
+def test_what_is_not_here_yet_is_of_three_kinds() -> None:
+    kinds = r"moe|Moe|nn\.layer\.moe|auto_parallel|autochunk|\bfx\b|inference"
+    assert [path for path in sorted(NOT_YET) if not re.search(kinds, path)] == []
+
+
+def test_an_unknown_name_and_an_unknown_module_are_errors() -> None:
+    with pytest.raises(AttributeError, match="module 'colossal.nn' has no attribute 'Nothing'"):
+        _ = importlib.import_module("colossal.nn").Nothing
+    with pytest.raises(ModuleNotFoundError):
+        importlib.import_module("colossal.nothing")
+    with pytest.raises(ModuleNotFoundError):
+        importlib.import_module("colossal.nn.nothing")
+
+
+def test_the_older_api_is_not_loaded_where_no_program_asks_for_it() -> None:
+    program = (
+        "import sys, colossal.booster, colossal.nn, colossal.cluster\n"
+        "print(*(name for name in sys.modules if name.startswith('colossal') and 'legacy' in name))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == []
