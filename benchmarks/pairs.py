@@ -1,13 +1,13 @@
-"""Two ways of one training step, timed in pairs.
+"""Two or more ways of one training step, timed in pairs.
 
-Both run in the same processes, in turns of a few steps whose order alternates, so that a slow moment of the machine
-meets both. Each pair of turns gives one ratio.
+All run in the same processes, in turns of a few steps whose order alternates, so that a slow moment of the machine
+meets all. Each pair of turns gives one ratio.
 """
 
 import argparse
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from sklearn.datasets import load_digits
@@ -18,18 +18,21 @@ from colossal.cluster import DistCoordinator, current_mesh
 Step = Callable[[], torch.Tensor]
 
 
-def arguments(pairs: int, steps: int, batch: int) -> argparse.Namespace:
+def arguments(pairs: int, steps: int, batch: int, ways: Sequence[str] = ()) -> argparse.Namespace:
     """Read how long to run from the command line.
 
     Args:
         pairs: How many pairs of turns by default.
         steps: How many steps a turn has by default.
         batch: How many samples a rank has by default.
+        ways: What can be compared; all of them by default. Fewer have their turns closer to each other.
     """
     parser = argparse.ArgumentParser()
     parser.add_argument("--pairs", type=int, default=pairs)
     parser.add_argument("--steps", type=int, default=steps, help="steps of one turn")
     parser.add_argument("--batch", type=int, default=batch, help="samples of one rank")
+    if ways:
+        parser.add_argument("--ways", nargs="+", choices=ways, default=list(ways), help="what to compare")
     return parser.parse_args()
 
 
@@ -56,16 +59,12 @@ def race(by_hand: Step, by_booster: Step, pairs: int, steps: int, what: str = ""
     Raises:
         AssertionError: The losses are not equal.
     """
-    ways = {"by hand": by_hand, "Booster": by_booster}
-    times: dict[str, list[float]] = {name: [] for name in ways}
-    losses: dict[str, torch.Tensor] = {}
-    for pair in range(-2, pairs):
-        for name in sorted(ways, reverse=pair % 2 == 0):
-            seconds, losses[name] = _seconds_of(ways[name], steps)
-            if pair >= 0:
-                times[name].append(seconds / steps)
+
+    def compare(pair: int, losses: Mapping[str, torch.Tensor]) -> None:
         if pair < 0 or not rtol:
             torch.testing.assert_close(losses["Booster"], losses["by hand"], rtol=rtol, atol=0.0)
+
+    times = take_turns({"by hand": by_hand, "Booster": by_booster}, pairs, steps, compare)
     ratios = [ours / theirs for ours, theirs in zip(times["Booster"], times["by hand"], strict=True)]
     mesh = current_mesh()
     report = [f"{mesh.world_size} ranks, {mesh.accelerator.name}, {pairs} pairs of {steps} steps{what and ', '}{what}"]
@@ -73,6 +72,31 @@ def race(by_hand: Step, by_booster: Step, pairs: int, steps: int, what: str = ""
     low, middle, high = statistics.quantiles(ratios, n=4)
     report.append(f"ratio    median {middle:.4f}   quartiles {low:.4f} to {high:.4f}   (bar: 1.02)")
     DistCoordinator().print_on_master("\n".join(report))
+
+
+def take_turns(
+    ways: Mapping[str, Step], turns: int, steps: int, compare: Callable[[int, Mapping[str, torch.Tensor]], None]
+) -> dict[str, list[float]]:
+    """Let all ways take their turns, in an order that alternates.
+
+    Args:
+        ways: Each runs a step, and returns its loss.
+        turns: How many turns each has, after two that are not measured.
+        steps: How many steps in a turn.
+        compare: Takes the number of a turn and the last loss of each way.
+
+    Returns:
+        The seconds of a step, of each turn of each way.
+    """
+    times: dict[str, list[float]] = {name: [] for name in ways}
+    for turn in range(-2, turns):
+        losses: dict[str, torch.Tensor] = {}
+        for name in list(ways)[:: 1 if turn % 2 else -1]:
+            seconds, losses[name] = _seconds_of(ways[name], steps)
+            if turn >= 0:
+                times[name].append(seconds / steps)
+        compare(turn, losses)
+    return times
 
 
 def _seconds_of(step: Step, steps: int) -> tuple[float, torch.Tensor]:

@@ -1,1 +1,1 @@
-"""What the example programs share: their options, their text and their loop."""
+"""What the programs share: their options, their loop, and what they report."""

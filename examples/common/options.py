@@ -1,125 +1,88 @@
-"""The options of all programs, and the plugin that they ask for."""
+"""The options that the programs share, and the plugin that they ask for."""
 
 import argparse
-from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, final
+from typing import Any
 
-from colossal.booster.plugin import GeminiPlugin, HybridParallelPlugin, LowLevelZeroPlugin, Plugin, TorchDDPPlugin
-
-PLUGINS = ("ddp", "zero", "gemini", "hybrid")
-
-
-@final
-@dataclass(frozen=True)
-class Options:
-    """What the user said; each is an option of the command line of the same name.
-
-    Args:
-        size: The size of the model, one of those that the program has.
-        plugin: The recipe of parallelism.
-        precision: The dtype of the model.
-        tp_size: With the hybrid plugin: ranks that share a tensor.
-        pp_size: With the hybrid plugin: ranks that share the layers.
-        zero_stage: With the zero and the hybrid plugin: what replicas share.
-        pp_style: With a pipeline: the schedule.
-        num_model_chunks: With a pipeline: stages of each rank.
-        num_microbatches: With a pipeline: parts of a batch.
-        batch_size: Samples of a step, of all replicas together.
-        steps: Steps to train.
-        lr: The highest learning rate.
-        max_norm: What the norm of gradients is clipped to; 0 does not.
-        seed: Of the initial weights and of the order of the data.
-        metrics: Where a line of JSON for each step goes; nowhere by default.
-        smoke: Train the smallest size for few steps, to see that everything works.
-    """
-
-    size: str = ""
-    plugin: str = "hybrid"
-    precision: str = "fp32"
-    tp_size: int = 1
-    pp_size: int = 1
-    zero_stage: int = 0
-    pp_style: str = "1f1b"
-    num_model_chunks: int = 1
-    num_microbatches: int = 4
-    batch_size: int = 32
-    steps: int = 200
-    lr: float = 1e-3
-    max_norm: float = 1.0
-    seed: int = 42
-    metrics: Path | None = None
-    smoke: bool = False
+from colossal.booster.plugin import (
+    GeminiPlugin,
+    HybridParallelPlugin,
+    LowLevelZeroPlugin,
+    Plugin,
+    TorchDDPPlugin,
+    TorchFSDPPlugin,
+)
 
 
-_CHOICES = {
-    "plugin": PLUGINS,
-    "precision": ("fp32", "bf16", "fp16"),
-    "pp_style": ("1f1b", "interleaved", "zbv"),
-    "zero_stage": (0, 1, 2),
+def _make_hybrid(options: Any) -> Plugin:
+    pipeline: dict[str, Any] = {
+        "pp_style": options.pp_style,
+        "num_model_chunks": 1 if options.pp_style == "1f1b" else 2,
+        "num_microbatches": options.num_microbatches or 2 * options.pp,
+    }
+    return HybridParallelPlugin(
+        tp_size=options.tp,
+        pp_size=options.pp,
+        sp_size=options.sp,
+        enable_sequence_parallelism=options.sp > 1,
+        zero_stage=options.zero_stage,
+        **(pipeline if options.pp > 1 else {}),
+    )
+
+
+PLUGINS: dict[str, Callable[[Any], Plugin]] = {
+    "ddp": lambda _: TorchDDPPlugin(),
+    "fsdp": lambda _: TorchFSDPPlugin(),
+    "zero1": lambda _: LowLevelZeroPlugin(stage=1),
+    "zero2": lambda _: LowLevelZeroPlugin(stage=2),
+    "gemini": lambda _: GeminiPlugin(),
+    "hybrid": _make_hybrid,
 }
 
 
-def parse(description: str, sizes: Sequence[str], words: Sequence[str] | None = None, **defaults: Any) -> Options:
-    """Read the command line.
+def make_parser(description: str) -> argparse.ArgumentParser:
+    """Make a parser of the options that the programs share.
 
     Args:
         description: What the program does.
-        sizes: The sizes of the model, the smallest first.
-        words: The command line; by default that of this process.
-        **defaults: Values of options that this program has its own of.
 
     Returns:
-        The options.
+        The parser; a program adds its own options and defaults.
     """
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
-    own = replace(Options(size=sizes[0]), **defaults)
-    help_of = _help()
-    for field in fields(Options):
-        name, default = f"--{field.name.replace('_', '-')}", getattr(own, field.name)
-        if field.name == "smoke":
-            parser.add_argument(name, action="store_true", help=help_of[field.name])
-            continue
-        kind = Path if field.name == "metrics" else type(default)
-        choices = sizes if field.name == "size" else _CHOICES.get(field.name)
-        parser.add_argument(name, type=kind, default=default, choices=choices, help=help_of[field.name])
-    options = Options(**vars(parser.parse_args(words)))
-    return replace(options, size=sizes[0], batch_size=16, steps=24) if options.smoke else options
+    add = parser.add_argument
+    add("--output", type=Path, help="where checkpoints, log and model go")
+    add("--plugin", choices=PLUGINS, default="ddp", help="how ranks share the work")
+    add("--tp", type=int, default=1, help="with hybrid: ranks that share each tensor")
+    add("--pp", type=int, default=1, help="with hybrid: ranks that share the layers")
+    add("--sp", type=int, default=1, help="with hybrid: ranks that share each sequence")
+    add("--zero-stage", type=int, choices=(0, 1, 2), default=0, help="with hybrid: what replicas partition, as in ZeRO")
+    add("--pp-style", choices=("1f1b", "interleaved", "zbv"), default="1f1b", help="with --pp: the schedule")
+    add("--num-microbatches", type=int, default=0, help="with --pp: micro-batches of a batch; 0: twice the stages")
+    add("--precision", choices=("fp32", "bf16", "fp16"), default="bf16", help="what most of a step computes in")
+    add("--steps", type=int, help="optimizer steps")
+    add("--batch-size", type=int, default=32, help="samples of a step, over all ranks")
+    add("--accumulate", type=int, default=1, help="parts that a rank computes its batch in, one after the other")
+    add("--lr", type=float, help="highest learning rate")
+    add("--warmup", type=int, help="steps over which the learning rate rises; None: a tenth of --steps")
+    add("--max-norm", type=float, default=1.0, help="norm that gradients are clipped to; 0 does not")
+    add("--checkpoint-layers", action="store_true", help="compute activations again in the backward pass")
+    add("--compile", action="store_true", help="compile the model")
+    add("--save-every", type=int, default=0, help="steps between checkpoints; 0 saves none")
+    add("--resume", action="store_true", help="go on from the last checkpoint under --output, if there is one")
+    add("--eval-every", type=int, default=0, help="steps between evaluations on data that is not trained on; 0: none")
+    # torchrun takes `--log` for an abbreviation of an option of its own
+    add("--report-to", choices=("jsonl", "tensorboard", "wandb"), default="jsonl", help="where each step is logged")
+    add("--profile", action="store_true", help="write a trace of three steps of each rank to profile under --output")
+    add("--workers", type=int, default=0, help="processes that make batches")
+    add("--seed", type=int, default=42, help="of the order of the data, of dropout, and of what else is drawn")
+    return parser
 
 
-def _help() -> dict[str, str]:
-    """Take what an option means from the docstring of `Options`."""
-    lines = (Options.__doc__ or "").partition("Args:")[2].splitlines()
-    pairs = (line.strip().partition(": ") for line in lines if line.strip())
-    return {name: text.rstrip(".") for name, _, text in pairs}
-
-
-def make_plugin(options: Options) -> Plugin:
-    """Make the plugin that was asked for.
-
-    Args:
-        options: What the user said.
-
-    Returns:
-        The plugin.
-    """
-    precision, max_norm = options.precision, options.max_norm
-    if options.plugin == "ddp":
-        return TorchDDPPlugin()
-    if options.plugin == "zero":
-        return LowLevelZeroPlugin(stage=options.zero_stage or 1, precision=precision, max_norm=max_norm)
-    if options.plugin == "gemini":
-        return GeminiPlugin(precision=precision, max_norm=max_norm)
-    is_cut = options.pp_size > 1
-    style: Any = options.pp_style
-    return HybridParallelPlugin(
-        tp_size=options.tp_size,
-        pp_size=options.pp_size,
-        zero_stage=options.zero_stage,
-        precision=precision,
-        max_norm=max_norm,
-        pp_style=style,
-        num_model_chunks=options.num_model_chunks,
-        num_microbatches=options.num_microbatches if is_cut else None,
-    )
+def check(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
+    """End the program where options contradict each other."""
+    if options.plugin != "hybrid" and options.tp * options.pp * options.sp > 1:
+        parser.error("--tp, --pp and --sp need --plugin hybrid")
+    if options.plugin != "hybrid" and options.zero_stage:
+        parser.error("--zero-stage needs --plugin hybrid; --plugin zero1 and zero2 are stages of their own")

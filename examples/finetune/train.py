@@ -1,0 +1,92 @@
+"""Fine-tune a causal language model of Hugging Face on your data, under any plugin.
+
+torchrun --standalone --nproc_per_node=2 -m examples.finetune.train --smoke
+"""
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import distributed as dist
+from torch import nn
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+import colossal
+from colossal.booster import Booster
+from colossal.cluster import DistCoordinator
+from colossal.lazy import LazyInitContext
+from examples.common.report import flops_per_token
+from examples.common.training import Training, make_booster, make_loaders
+from examples.finetune.data import Collator, Samples, read
+from examples.finetune.options import make_smoke_inputs, parse
+
+
+def make_training(options: argparse.Namespace, tokenizer: Any) -> Training:
+    """Load the model and the data that the options name, and boost them."""
+    booster = make_booster(options)
+    loaders = _read_data(options, booster, tokenizer)
+    with LazyInitContext():  # each rank reads its shard when the model is boosted
+        model: Any = AutoModelForCausalLM.from_pretrained(options.model, dtype=torch.float32)
+    if options.lora:
+        model = _add_adapters(options, booster, model)
+    optimizer = torch.optim.AdamW([each for each in model.parameters() if each.requires_grad], lr=options.lr)
+    flops = flops_per_token(model, options.length)
+    return Training(options, booster, model, optimizer, loaders, flops_per_unit=flops)
+
+
+def _read_data(options: argparse.Namespace, booster: Booster, tokenizer: Any) -> tuple[Any, Any]:
+    samples = read(options.data, tokenizer, options.length, pack=options.pack)
+    num_tests = len(samples) // 20 if options.eval_every else 0
+    train_set, test_set = (Samples(part, options.batch_size) for part in (samples[num_tests:], samples[:num_tests]))
+    known = (tokenizer.pad_token_id, tokenizer.eos_token_id)
+    pad_token = next((each for each in known if each is not None), 0)
+    collator = Collator(pad_token, multiple=8 * options.sp)
+    num_samples = len(samples) - num_tests
+    return make_loaders(options, booster, train_set, test_set, num_samples=num_samples, collate_fn=collator)
+
+
+def _add_adapters(options: argparse.Namespace, booster: Booster, model: nn.Module) -> nn.Module:
+    from peft import LoraConfig
+
+    torch.manual_seed(options.seed)
+    config = LoraConfig(r=options.lora, lora_alpha=2 * options.lora, target_modules="all-linear", task_type="CAUSAL_LM")
+    return booster.enable_lora(model, lora_config=config)
+
+
+@torch.no_grad()
+def generate(folder: Path, prompt: str) -> str:
+    """Continue a text with a saved model, in this process alone."""
+    model: Any = AutoModelForCausalLM.from_pretrained(folder)
+    if (folder / "adapter").is_dir():
+        from peft import PeftModel
+
+        model = PeftModel.from_pretrained(model, str(folder / "adapter"))
+    tokenizer: Any = AutoTokenizer.from_pretrained(folder)
+    ids = tokenizer(prompt, return_tensors="pt").input_ids
+    written = model.eval().generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=40, do_sample=False)
+    return tokenizer.decode(written[0], skip_special_tokens=True)
+
+
+def run(options: argparse.Namespace) -> None:
+    """Train, save the model, and show what it writes, in processes that have been launched."""
+    if options.smoke:
+        options.model, options.data = make_smoke_inputs(options.output / "smoke")
+    tokenizer: Any = AutoTokenizer.from_pretrained(options.model)
+    training = make_training(options, tokenizer)
+    training.train()
+    training.save(tokenizer)
+    if options.generate is not None:
+        text = generate(options.output / "model", options.generate) if dist.get_rank() == 0 else ""
+        DistCoordinator().print_on_master(text)
+
+
+def main() -> None:
+    """Train as the command line says."""
+    options = parse()
+    colossal.launch_from_torch(verbose=False)
+    run(options)
+
+
+if __name__ == "__main__":
+    main()

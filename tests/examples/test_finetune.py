@@ -1,0 +1,200 @@
+"""What another program made is fine-tuned: as by plain PyTorch under every plugin, killed, resumed, loaded again."""
+
+import importlib
+import json
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch.distributed import run as torchrun
+
+from colossal.testing import run_processes, run_threads
+
+ROOT = Path(__file__).parents[2]
+STRANGER = Path(__file__).with_name("stranger.py")
+STEPS = 12
+COMMON = f"--steps {STEPS} --batch-size 16 --length 64 --lr 3e-3 --eval-every 4 --precision fp32".split()
+CASES = {
+    "ddp": "--accumulate 4",
+    "zero2": "--plugin zero2 --accumulate 2",
+    "gemini": "--plugin gemini --accumulate 2 --checkpoint-layers",
+    "tp": "--plugin hybrid --tp 2",
+    "pp": "--plugin hybrid --pp 2 --accumulate 2 --checkpoint-layers",
+}
+MORE_CASES = {
+    "fsdp": "--plugin fsdp",
+    "zero1": "--plugin zero1 --checkpoint-layers",
+    "sp": "--plugin hybrid --sp 2",
+    "pack": "--pack",
+}
+KILLS = {  # what is killed on two ranks; on how many ranks and how it goes on
+    "gpt2": (CASES["ddp"], 2, CASES["tp"]),
+    "llama": (CASES["zero2"], 1, "--plugin gemini --accumulate 2"),
+    "qwen3": (CASES["pp"], 2, CASES["zero2"]),
+}
+
+
+def part_of_the_program(name: str) -> Any:
+    sys.path[:] = [str(ROOT), *(path for path in sys.path if path != str(ROOT))]
+    return importlib.import_module(f"examples.{name}")
+
+
+def finetune(runs: list[list[str]]) -> None:
+    """Run the program in processes that are launched, once after the other."""
+    options, train = part_of_the_program("finetune.options"), part_of_the_program("finetune.train")
+    training = part_of_the_program("common.training").Training
+    begin = training.train
+
+    def check_mode(self: Any) -> None:
+        assert all(module.training for module in self.model.modules()), "from_pretrained returns evaluation mode"
+        begin(self)
+
+    training.train = check_mode
+    for words in runs:
+        train.run(options.parse(words))
+
+
+def run_stranger(*words: str) -> str:
+    command = [sys.executable, str(STRANGER), *words]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """For each family a model, its data, and what plain PyTorch does with them in one process."""
+    folder = tmp_path_factory.mktemp("stranger")
+    run_stranger("make", str(folder))
+    return folder
+
+
+def words_of(folder: Path, output: Path, case: str) -> list[str]:
+    inputs = ["--model", str(folder / "model"), "--data", str(folder / "data.jsonl")]
+    return [*inputs, "--output", str(output), *COMMON, *case.split()]
+
+
+def log_of(output: Path) -> list[dict[str, float]]:
+    return [json.loads(line) for line in (output / "log.jsonl").read_text(encoding="utf-8").splitlines()]
+
+
+def assert_equal_logs(found: list[dict[str, float]], folder: Path) -> None:
+    expected = json.loads((folder / "log.json").read_text(encoding="utf-8"))
+    assert expected[-1]["loss"] < expected[0]["loss"]
+    assert expected[-1]["eval_loss"] < expected[3]["eval_loss"]
+    assert [line["step"] for line in found] == [line["step"] for line in expected] == list(range(1, STEPS + 1))
+    for name in ("loss", "eval_loss"):
+        losses = [[line.get(name, 0.0) for line in log] for log in (found, expected)]
+        torch.testing.assert_close(*map(torch.tensor, losses), atol=2e-5, rtol=0)
+
+
+@pytest.mark.parametrize("family", KILLS)
+def test_losses_equal_plain_pytorch_under_every_plugin(family: str, made: Path, tmp_path: Path) -> None:
+    cases = CASES | (MORE_CASES if family == "llama" else {})
+    runs = [words_of(made / family, tmp_path / name, case) for name, case in cases.items()]
+    run_processes(finetune, 2, runs, timeout_seconds=300)
+    for name in cases.keys() - {"pack"}:
+        assert_equal_logs(log_of(tmp_path / name), made / family)
+    if "pack" in cases:
+        assert len(log_of(tmp_path / "pack")) == STEPS
+
+
+def kill_after(step: int, words: list[str], log: Path) -> int:
+    """Start two ranks, and kill both by SIGKILL when this step is logged."""
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)])}
+    command = [*launcher, "-m", "examples.finetune.train", *words]
+    job = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    while job.poll() is None and not (log.exists() and log.read_bytes().count(b"\n") >= step):
+        time.sleep(0.002)
+    for rank in Path(f"/proc/{job.pid}/task/{job.pid}/children").read_text(encoding="utf-8").split():
+        os.kill(int(rank), signal.SIGKILL)
+    output, _ = job.communicate(timeout=300)
+    assert b"exitcode: -9" in output or b"exitcode  : -9" in output, output.decode()
+    return job.returncode
+
+
+@pytest.mark.parametrize("family", KILLS)
+def test_a_killed_run_goes_on_under_another_plugin_and_the_other_program_generates(family, made, tmp_path) -> None:
+    killed, num_ranks, resumed = KILLS[family]
+    seed = random.SystemRandom().randrange(2**32)
+    step = random.Random(seed).randint(3, STEPS - 5)  # noqa: S311
+    sys.stdout.write(f"seed {seed}: killed after step {step}\n")
+    output, options = tmp_path / "run", " --save-every 2 --resume"
+    assert kill_after(step, words_of(made / family, output, killed + options), output / "log.jsonl") != 0
+    before = log_of(output)
+    assert step <= len(before) < STEPS
+    assert not (output / "model").exists()
+    runs = [words_of(made / family, output, resumed + options)]
+    run_processes(finetune, num_ranks, runs, timeout_seconds=300)
+    assert_equal_logs(log_of(output), made / family)
+    # it went on from a checkpoint: the lines until then are those of the run that was killed
+    num_kept = sum(old == new for old, new in zip(before, log_of(output), strict=False))
+    assert num_kept >= 2
+    assert num_kept % 2 == 0
+    expected = json.loads((made / family / "tokens.json").read_text(encoding="utf-8"))
+    assert json.loads(run_stranger("generate", str(output / "model"))) == expected
+    assert len(expected) > 24
+
+
+@pytest.mark.parametrize("program", ["finetune.options", "pretrain.train"])
+def test_torchrun_takes_no_option_of_the_program_for_its_own(program: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """It compares all words with the beginnings of its options, those of the program too."""
+    with pytest.raises(SystemExit):
+        part_of_the_program(program).parse(["--help"])
+    names = sorted(set(re.findall(r"--[a-z]+(?:-[a-z]+)*", capsys.readouterr().out)) - {"--help"})
+    words = [word for name in names for word in (name, "1")]
+    parsed = torchrun.parse_args(["-m", "examples.finetune.train", *words])
+    assert parsed.training_script_args == words
+    assert len(names) > 20
+
+
+class Recorder:
+    """In place of a tracker: remembers what it is called with."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        self.calls: list[Any] = [(args, options)]
+
+    def add_scalar(self, *args: Any) -> None:
+        self.calls.append(args)
+
+    def log(self, values: dict[str, float], step: int) -> None:
+        self.calls.append((values, step))
+
+
+@pytest.mark.parametrize("kind", ["tensorboard", "wandb"])
+def test_trackers_get_each_step(kind: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    recorders = list[Recorder]()
+
+    def record(*args: Any, **options: Any) -> Recorder:
+        recorders.append(Recorder(*args, **options))
+        return recorders[-1]
+
+    names = {"tensorboard": ("torch.utils.tensorboard", "SummaryWriter"), "wandb": ("wandb", "init")}
+    module, opener = names[kind]
+    monkeypatch.setitem(sys.modules, module, SimpleNamespace(**{opener: record}))
+    open_log = part_of_the_program("common.report").open_log
+
+    def log_two_steps() -> None:
+        log = open_log(kind, tmp_path, 4, {"lr": 0.1})
+        for step in (5, 6):
+            log(step, {"loss": 1.0 / step, "tokens_per_second": 9.0})
+
+    run_threads(log_two_steps, 2)
+    (recorder,) = recorders  # on rank 0 only
+    values = [(step, {"loss": 1.0 / step, "tokens_per_second": 9.0}) for step in (5, 6)]
+    if kind == "tensorboard":
+        scalars = [(name, value, step) for step, each in values for name, value in each.items()]
+        assert recorder.calls == [((tmp_path / "tensorboard",), {"purge_step": 5}), *scalars]
+    else:
+        options = {"project": tmp_path.name, "dir": tmp_path, "config": {"lr": 0.1}}
+        assert recorder.calls == [((), options), *((each, step) for step, each in values)]
