@@ -224,6 +224,23 @@ def device(session: nox.Session) -> None:
     session.run(programs / "python", "docs_test.py", "--all", "--device", "pretend", "--timeout", "600")
 
 
+PEERS = ["accelerate", "deepspeed", "fsdp2", "lightning", "trainer"]  # of PyTorch and transformers: in all
+
+
+@nox.session(venv_backend="none")
+def peers(session: nox.Session) -> None:
+    """Pairs of programs of ``examples/coming_from``, each beside its library; ``-- lightning`` runs one.
+
+    Each library has an environment of its own. All of them together write ``docs/measured/peers.md``.
+    """
+    session.env["DS_BUILD_OPS"] = "0"  # DeepSpeed compiles what it needs when it needs it
+    for peer in session.posargs or PEERS:
+        programs = prepare(session, f"peers-{peer}", f"peer-{peer}")
+        session.run(programs / "python", "tests/peers/run.py", peer)
+    if not session.posargs:
+        session.run(sys.executable, "tests/peers/run.py", "--table", external=True)
+
+
 @nox.session(venv_backend="none")
 def exhaustive(session: nox.Session) -> None:
     """Every case of the tests that otherwise take some, which the commit chooses: see ``tests/helpers/chosen.py``."""
@@ -241,6 +258,7 @@ ONLY_BEFORE_RELEASES = [
     "minimums-3.12",
     "wheels",
     "device",
+    "peers",
     "exhaustive",
     "mutants",
     "stress",

@@ -24,6 +24,7 @@ from colossal._src.testing.processes import PRELOADED, kept_pids
 from colossal.testing import reuse_processes
 
 OPEN_FILES = Path("/proc/self/fd")
+TESTS = Path(__file__).parent
 SETTLE_SECONDS = 3.0
 """Some libraries tell their threads to end and do not wait for them."""
 
@@ -72,6 +73,23 @@ def _processes() -> Iterator[None]:
     """Reuse the processes of `run_processes`; a test whose subject is their life or memory passes ``fresh=True``."""
     with reuse_processes():
         yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _one_generator() -> Iterator[None]:
+    """Refuse to seed torch's generator on one of several ranks that are threads: they share it, and race for it."""
+    seed = torch.manual_seed
+
+    def checked(value: int) -> torch.Generator:
+        is_rank = threading.current_thread() is not threading.main_thread() and dist.is_initialized()
+        if is_rank and dist.get_world_size() > 1:
+            caller = sys._getframe(1).f_code.co_filename  # the library seeds by itself, and may
+            assert TESTS not in Path(caller).parents, "Seed outside of the ranks, or take run_processes."
+        return seed(value)
+
+    torch.manual_seed = checked
+    yield
+    torch.manual_seed = seed
 
 
 @pytest.fixture(autouse=True)

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from colossal.accelerator import Accelerator, get_accelerator, get_current_device
+from colossal.accelerator import Accelerator, auto_set_accelerator, get_accelerator, get_current_device, set_accelerator
 from colossal.errors import ConfigError
 from colossal.testing import run_processes
 
@@ -59,5 +59,24 @@ def test_a_gpu_is_preferred_and_measured(monkeypatch) -> None:
     gpu.synchronize()
     assert gpu.memory_allocated() - before >= block.numel() * 4
     assert gpu.max_memory_allocated() >= gpu.memory_allocated()
-    with pytest.raises(ConfigError, match="local rank 99"):
+    if gpu.device_count() == 1:  # as a launcher shows each process its own, whatever its number
         gpu.set_device(99)
+        assert gpu.get_current_device().index == 0
+    else:
+        with pytest.raises(ConfigError, match="local rank 99"):
+            gpu.set_device(99)
+
+
+def test_the_accelerator_is_chosen_until_it_is_found_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLOSSAL_DEVICE", "nothing")  # which is restored after the test
+    with pytest.raises(ConfigError, match="nothing"):
+        get_accelerator()
+    set_accelerator("cpu")
+    assert get_accelerator().name == "cpu"
+    with pytest.raises(ConfigError, match="abacus"):
+        set_accelerator("abacus")
+    set_accelerator(get_accelerator("cpu"))
+    assert get_accelerator() is get_accelerator("cpu")
+    monkeypatch.setenv("COLOSSAL_DEVICE", "nothing")
+    auto_set_accelerator()
+    assert get_accelerator().name != "nothing"

@@ -7,6 +7,7 @@ import importlib
 import os
 from typing import TYPE_CHECKING
 
+from colossal._src._older_names import find_older_names, get_older_name
 from colossal._src._registration import register
 
 if TYPE_CHECKING:
@@ -44,6 +45,7 @@ _SUBMODULES = {
     "interface",
     "kernel",
     "lazy",
+    "legacy",
     "logging",
     "nn",
     "offload",
@@ -69,14 +71,15 @@ os.environ.setdefault(
     "THP_MEM_ALLOC_ENABLE", "1"
 )  # set before torch allocates a tensor: it then backs large ones by huge pages
 register()
+find_older_names("colossal._src.legacy.paths")
 
 
 def __getattr__(name: str) -> object:
     if name in _SUBMODULES:
         return importlib.import_module(f"colossal.{name}")
-    if name not in _MODULES:
-        raise AttributeError(f"module 'colossal' has no attribute {name!r}")
-    return getattr(importlib.import_module(_MODULES[name]), name)
+    if name in _MODULES:
+        return getattr(importlib.import_module(_MODULES[name]), name)
+    return get_older_name(__name__, name)
 
 
 def __dir__() -> list[str]:

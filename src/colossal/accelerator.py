@@ -213,6 +213,45 @@ def get_accelerator(name: str | None = None) -> Accelerator:
     return _accelerator(name or os.environ.get("COLOSSAL_DEVICE") or _detect_accelerator() or _CPU)
 
 
+def set_accelerator(accelerator: Accelerator | str) -> None:
+    """Choose the accelerator of this process, and of those that it starts, before `launch`.
+
+    Args:
+        accelerator: The accelerator or its name, as of `get_accelerator`; the environment variable ``COLOSSAL_DEVICE``
+            is set to it.
+
+    Raises:
+        ConfigError: There is no such device here.
+
+    Example:
+        >>> import os
+        >>> from unittest import mock
+        >>> from colossal.accelerator import get_accelerator, set_accelerator
+        >>> with mock.patch.dict(os.environ):
+        ...     set_accelerator("cpu")
+        ...     print(get_accelerator().name)
+        cpu
+    """
+    chosen = get_accelerator(accelerator.name if isinstance(accelerator, Accelerator) else accelerator)
+    os.environ["COLOSSAL_DEVICE"] = chosen.name
+
+
+def auto_set_accelerator() -> None:
+    """Choose the accelerator that torch finds, or the CPU, whatever was chosen before.
+
+    Example:
+        >>> import os
+        >>> from unittest import mock
+        >>> from colossal.accelerator import auto_set_accelerator, set_accelerator
+        >>> with mock.patch.dict(os.environ):
+        ...     set_accelerator("cpu")
+        ...     auto_set_accelerator()
+        ...     print("COLOSSAL_DEVICE" in os.environ)
+        False
+    """
+    os.environ.pop("COLOSSAL_DEVICE", None)
+
+
 def get_current_device() -> torch.device:
     """Return the device for new tensors of this process.
 

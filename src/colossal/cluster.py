@@ -3,6 +3,7 @@
 from colossal._src.cluster import (
     TENSOR_PARALLEL_MODES,
     AxisCost,
+    Config,
     DistCoordinator,
     Link,
     LinkCost,
@@ -21,6 +22,7 @@ from colossal._src.cluster import (
 __all__ = [
     "TENSOR_PARALLEL_MODES",
     "AxisCost",
+    "Config",
     "DistCoordinator",
     "Link",
     "LinkCost",

@@ -1,4 +1,4 @@
-"""For tests and tutorials: process groups, comparisons with one process, expected errors, counters and figures."""
+"""For tests and tutorials: process groups, comparisons with one process, small inputs, counters and figures."""
 
 from colossal._src.testing import (
     COLORS,
@@ -12,6 +12,7 @@ from colossal._src.testing import (
     draw_figure,
     expect_error,
     fake_world,
+    make_finetuning_inputs,
     reuse_processes,
     run_processes,
     run_threads,
@@ -29,6 +30,7 @@ __all__ = [
     "draw_figure",
     "expect_error",
     "fake_world",
+    "make_finetuning_inputs",
     "reuse_processes",
     "run_processes",
     "run_threads",

@@ -1,4 +1,4 @@
-# pyright: reportArgumentType=false, reportReturnType=false
+# pyright: reportArgumentType=false, reportReturnType=false, reportCallIssue=false
 import gc
 import weakref
 from pathlib import Path

@@ -10,7 +10,7 @@ from torch.utils.data import Dataset, DistributedSampler, IterableDataset
 
 from colossal.booster import Booster
 from colossal.booster.plugin import TorchDDPPlugin
-from colossal.errors import ConfigError, UnsupportedError
+from colossal.errors import CheckpointError, ConfigError, UnsupportedError
 from colossal.testing import fake_world
 
 
@@ -114,3 +114,66 @@ class Backwards(DistributedSampler):
 
 def test_another_sampler_can_be_given() -> None:
     assert epochs_of(0, 2, 12, 1, distributed_sampler_cls=Backwards)[0] == [list(range(22, -1, -2))]
+
+
+def collected(state, rank: int, size: int, batch: int, num_epochs: int, samples: int = 20, **options: Any) -> list[Any]:
+    with fake_world(size, rank=rank):
+        loader: Any = TorchDDPPlugin().prepare_dataloader(torch.arange(samples), batch, shuffle=True, **options)
+        if state is not None:
+            loader.load_state_dict(state)
+        return [b.tolist() for _ in range(num_epochs) for b in loader]
+
+
+@pytest.mark.parametrize(
+    ("num_read", "options"), [(k, {"drop_last": k % 2 == 0}) for k in range(6)] + [(1, {"num_workers": 1})]
+)
+def test_any_number_of_ranks_goes_on_with_the_samples_that_none_has_read(num_read, options) -> None:
+    with fake_world(2):
+        loader: Any = TorchDDPPlugin().prepare_dataloader(torch.arange(20), 4, shuffle=True, **options)
+        batches = (batch for _ in range(4) for batch in loader)
+        for _ in range(num_read):
+            next(batches)
+        state = loader.state_dict()
+    options = {"drop_last": options.get("drop_last", False)}
+
+    def joint(state, size: int, batch: int) -> list[set[int]]:
+        ranks = [collected(state, rank, size, batch, 4, **options) for rank in range(size)]
+        return [set().union(*parts) for parts in zip(*ranks, strict=True)]
+
+    expected = joint(None, 2, 4)[num_read:]
+    for size in (1, 2, 4):
+        found = joint(state, size, 8 // size)
+        assert found[: len(expected)] == expected
+
+
+def test_another_batch_size_goes_on_with_the_next_sample() -> None:
+    order = [each for batch in collected(None, 0, 1, 20, 1) for each in batch]
+    state = {"epoch": 0, "samples": 8}
+    assert collected(state, 0, 1, 3, 1) == [order[8:11], order[11:14], order[14:17], order[17:]]
+    assert collected(state, 1, 2, 2, 1) == [order[9:13:2], order[13:17:2], order[17::2]]
+
+
+def test_a_checkpoint_keeps_the_position(tmp_path) -> None:
+    booster = Booster(device="cpu")
+    model, *_ = booster.boost(torch.nn.Linear(1, 1))
+    loader = booster.plugin.prepare_dataloader(torch.arange(20), 3, shuffle=True)
+    whole = [batch.tolist() for batch in loader]
+    rest = iter(loader)
+    next(rest)
+    booster.save(tmp_path, model, step=8, dataloader=loader)
+    again = booster.plugin.prepare_dataloader(torch.arange(20), 3, shuffle=True)
+    assert booster.load(tmp_path, model, dataloader=again) == 8
+    assert [batch.tolist() for batch in again] == [batch.tolist() for batch in rest]
+    assert whole != [batch.tolist() for batch in again]
+    weight = next(model.parameters()).data.fill_(7.0).clone()
+    for options, found in (({"shuffle": True, "seed": 5}, 5), ({}, None)):
+        other = booster.plugin.prepare_dataloader(torch.arange(20), 3, **options)
+        with pytest.raises(ConfigError, match=f"seed=1024 saved and seed={found} here"):
+            booster.load(tmp_path, model, dataloader=other)
+        assert next(model.parameters()).equal(weight)  # nothing is loaded
+    plain = torch.utils.data.DataLoader(torch.arange(20), 3)
+    with pytest.raises(ConfigError, match=r"loader from plugin.prepare_dataloader.*Found a DataLoader"):
+        booster.save(tmp_path, model, step=9, dataloader=plain)
+    booster.save(tmp_path, model, step=9)
+    with pytest.raises(CheckpointError, match=r"Found none in .*step-00000009"):
+        booster.load(tmp_path, model, dataloader=again)

@@ -37,6 +37,12 @@ SHARDED: dict[str, Any] = {
     "gemini": lambda: GeminiPlugin(precision="fp32"),
 }
 PIPELINE = lambda: HybridParallelPlugin(tp_size=1, pp_size=2, num_microbatches=2, precision="fp32")  # noqa: E731
+DIVIDED: dict[str, Any] = {
+    "pp": PIPELINE,
+    "sp": lambda: HybridParallelPlugin(
+        tp_size=1, pp_size=1, sp_size=2, enable_sequence_parallelism=True, precision="fp32"
+    ),
+}
 
 
 def model_of(lora: bool = False) -> Any:
@@ -102,8 +108,9 @@ def attributes(plugin: str) -> list[str]:
 @pytest.mark.parametrize("plugin", [*FULL, *SHARDED, "pp"])
 def test_an_attribute_of_the_own_model_is_found_by_unwrap(plugin: str) -> None:
     for config, generate, nothing in run_processes(attributes, 2, plugin):
-        assert ("before it is boosted" if plugin == "pp" else "use model.unwrap().config") in config
-        assert ("before it is boosted" if plugin == "pp" else "use model.unwrap().generate") in generate
+        assert "use model.unwrap().config" in config
+        advice = "and generate with what from_pretrained(directory) loads"
+        assert (advice if plugin in ("pp", "gemini") else "use model.unwrap().generate") in generate
         assert nothing.endswith("' object has no attribute 'nothing_like_it'")
 
 
@@ -141,6 +148,9 @@ def test_the_full_state_is_on_the_first_rank_or_on_all(plugin: str) -> None:
 
 def pipelined() -> str:
     _, _, model = boosted(PIPELINE)
+    assert model.unwrap().config.num_hidden_layers == model_of().config.num_hidden_layers
+    with pytest.raises(AttributeError, match="has no attribute 'nothing_like_it'"):
+        model.unwrap().nothing_like_it  # noqa: B018
     with pytest.raises(UnsupportedError) as error:
         model.state_dict(only_rank_0=False)
     return str(error.value)
@@ -163,3 +173,62 @@ def test_the_boosted_model_is_copied_and_saved_by_torch_as_before(tmp_path: Path
     assert torch.equal(loaded.state_dict()["module.weight"], model.state_dict()["module.weight"])
     with pytest.raises(AttributeError, match="no attribute 'module'"):
         type(model).__new__(type(model)).module  # noqa: B018 - before it has any
+
+
+def generated(plugin: str) -> list[list[int]] | str:
+    options = {"max_new_tokens": 6, "do_sample": False, "pad_token_id": 0}
+    own = build("llama").eval()
+    prompt = torch.arange(4)[None]
+    expected = own.generate(prompt, **options).tolist()  # type: ignore[operator]
+    booster = Booster(device="cpu", plugin={**FULL, **SHARDED, **DIVIDED}[plugin]())
+    unwrapped: Any = booster.boost(own)[0].eval().unwrap()
+    try:
+        return [expected, unwrapped.generate(prompt, **options).tolist()]
+    except (AttributeError, UnsupportedError) as error:
+        return str(error)
+
+
+@pytest.mark.parametrize("plugin", [*FULL, "fsdp", "tp"])
+def test_generation_continues_a_prompt_as_before_boost(plugin: str) -> None:
+    for expected, found in run_processes(generated, 2, plugin):
+        assert found == expected
+
+
+@pytest.mark.parametrize("plugin", ["pp", "sp", "gemini"])
+def test_generation_without_all_layers_or_tokens_names_what_to_do(plugin: str) -> None:
+    for message in run_processes(generated, 2, plugin):
+        assert "save_model(model, directory, shard=True, use_safetensors=True), and generate with" in message
+
+
+def merge(plugin: str, folder: Path) -> str:
+    own = model_of(lora=True)
+    for name, parameter in own.named_parameters():
+        nn.init.constant_(parameter, 0.1) if "lora_B" in name else None
+    expected = own.eval()(input_ids=torch.arange(4)[None]).logits
+    booster = Booster(device="cpu", plugin={**FULL, **SHARDED, "pp": PIPELINE}[plugin]())
+    model, *_ = booster.boost(own)
+    with pytest.raises(AttributeError) as hint:
+        model.merge_and_unload  # noqa: B018
+    adapted: Any = model.unwrap(unwrap_peft=False)
+    try:
+        merged: Any = adapted.merge_and_unload()
+    except UnsupportedError as error:
+        message = str(error)
+        booster.save_model(model, folder, shard=True, use_safetensors=True)
+        base = type(model_of()).from_pretrained(folder)
+        again: Any = peft.PeftModel.from_pretrained(base, folder / "adapter")
+        merged = again.merge_and_unload().eval()  # as the error says
+        torch.testing.assert_close(merged(input_ids=torch.arange(4)[None]).logits, expected)
+        return message if message in str(hint.value) else "another hint"
+    assert "use model.unwrap(unwrap_peft=False).merge_and_unload" in str(hint.value)
+    booster.save_model(merged, folder, shard=True, use_safetensors=True)
+    loaded = type(model_of()).from_pretrained(folder).eval()
+    torch.testing.assert_close(loaded(input_ids=torch.arange(4)[None]).logits, expected)
+    return ""
+
+
+@pytest.mark.parametrize("plugin", [*FULL, "tp", "gemini", "pp", "fsdp"])
+def test_adapters_are_merged_or_the_error_says_how(plugin: str, tmp_path: Path) -> None:
+    is_refused = plugin in ("gemini", "pp", "fsdp")
+    for message in run_processes(merge, 2, plugin, tmp_path):
+        assert ('PeftModel.from_pretrained(base, f"{directory}/adapter").merge_and_unload()' in message) is is_refused

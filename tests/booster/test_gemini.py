@@ -520,17 +520,17 @@ def test_boosting_twice_is_refused() -> None:
                 booster.boost(again)
 
 
-def boost_on(devices: list[Any]) -> Any:
+def boost_on(model: nn.Module, devices: list[Any]) -> Any:
     with pytest.raises(ConfigError) as error:
-        boost(gemini(device=devices[dist.get_rank()]), build())
+        boost(gemini(device=devices[dist.get_rank()]), copy.deepcopy(model))
     return str(error.value)
 
 
 def test_ranks_have_devices_of_their_own() -> None:
     """They agree on the plugin, and then each looks at its device: here they are CPUs."""
-    for rank, message in enumerate(run_threads(boost_on, 2, ["cuda:0", torch.device("cuda", 1)])):
+    for rank, message in enumerate(run_threads(boost_on, 2, build(), ["cuda:0", torch.device("cuda", 1)])):
         assert f"Found device='cuda:{rank}' for a rank on cpu" in message
-    for message in run_threads(boost_on, 2, ["cuda:0", "cpu"]):
+    for message in run_threads(boost_on, 2, build(), ["cuda:0", "cpu"]):
         assert "the plugin" in message
 
 

@@ -15,7 +15,7 @@ from colossal.booster.plugin import HybridParallelPlugin
 from colossal.testing import fake_world, run_threads
 
 LAYERS = (
-    ("errors", "logging"),
+    ("errors", "logging", "_registration", "_older_names"),
     ("cluster", "accelerator"),
     ("comm",),
     ("kernel",),

@@ -289,3 +289,20 @@ def test_without_peft_the_error_says_what_to_install(monkeypatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "peft", None)
     with pytest.raises(UnsupportedError, match=r"pip install -e '\.\[lora\]'"):
         Booster(device="cpu").enable_lora(build(), lora_config=configuration)
+
+
+def test_saving_a_model_with_adapters_says_where_they_are(tmp_path, caplog) -> None:
+    from colossal._src.booster import checkpoint_mixin
+
+    checkpoint_mixin._say_where_adapters_are.cache_clear()
+    booster = Booster(device="cpu")
+    plain, *_ = booster.boost(build())
+    model, *_ = booster.boost(adapters(booster))
+    with caplog.at_level("WARNING"):
+        booster.save_model(plain, tmp_path / "plain", shard=True)
+        booster.save(tmp_path / "run", model, step=1)  # to resume; nobody loads it by from_pretrained
+        assert caplog.text == ""
+        booster.save_model(model, tmp_path / "adapted", shard=True)
+        booster.save_model(model, tmp_path / "adapted", shard=True)
+    assert caplog.text.count("booster.save_lora_as_pretrained(model, directory)") == 1
+    assert "model.unwrap(unwrap_peft=False).merge_and_unload()" in caplog.text

@@ -41,6 +41,19 @@ def test_only_the_master_prints(capsys) -> None:
     assert capsys.readouterr().out == "master 0\nnode 0\n"
 
 
+def test_the_master_prints_what_print_does(capsys) -> None:
+    with fake_world(4, rank=2):
+        mesh = ParallelMesh(tp=2)
+        coordinator, group = DistCoordinator(mesh), mesh.group("tp")
+        coordinator.print_on_master("left out", 1)
+        coordinator.print_on_master("loss", torch.tensor(0.5), group)
+        coordinator.print_on_master("loss", 1, 2.0, process_group=group, sep=", ", end=".\n")
+        coordinator.print_on_master(process_group=group)
+    with fake_world(2):
+        DistCoordinator().print_on_node_master("step", 3, sep="=")
+    assert capsys.readouterr().out == "loss tensor(0.5000)\nloss, 1, 2.0.\n\nstep=3\n"
+
+
 def test_only_the_master_runs_a_decorated_function() -> None:
     returned = []
     for rank in (0, 1):

@@ -21,12 +21,12 @@ from ports import free_port
 from torch import distributed as dist
 
 import colossal
-from colossal._src.cluster import rendezvous
+from colossal._src.cluster import current_config, rendezvous
 from colossal._src.cluster.mesh import set_ambient_mesh
 from colossal._src.cluster.process_spec import ProcessSpec
 from colossal._src.cluster.rendezvous import WorldSpec, connect_to_store, connecting, form_world
 from colossal._src.cluster.watchdog import watchdog_settings
-from colossal.cluster import DistCoordinator, current_mesh, get_default_parser
+from colossal.cluster import Config, DistCoordinator, current_mesh, get_default_parser
 from colossal.errors import ConfigError, LaunchError, MeshError
 from colossal.testing import fake_world, run_processes
 
@@ -400,43 +400,55 @@ def test_the_documented_default_nccl_stands_for_the_backend_of_a_cpu(name) -> No
 
 @pytest.mark.usefixtures("left")
 @pytest.mark.parametrize("variable", [None, "nccl"])
-def test_the_variable_may_say_nccl_as_well(variable, monkeypatch, caplog) -> None:
+def test_the_variable_may_say_nccl_as_well(variable, monkeypatch, capsys) -> None:
     if variable:
         monkeypatch.setenv("COLOSSAL_BACKEND", variable)
     colossal.launch(0, 1, "127.0.0.1", free_port(), verbose=False)
     assert dist.get_backend() == "shm"
-    assert [record.levelname for record in caplog.records] == ["WARNING"] * (variable == "nccl")
+    assert capsys.readouterr().err.count("WARNING") == (variable == "nccl")
 
 
-CONFIG = {"parallel": {"pipeline": 2, "tensor": {"size": 2, "mode": "1d"}}, "fp16": {"mode": "torch"}}
-FROM_DICT = "takes no config: config files and dicts are not supported yet. Found a dict with 'parallel', 'fp16'."
+CONFIG = {"BATCH_SIZE": 8, "fp16": {"mode": "torch"}}
+
+
+def config_in(folder: Path) -> Path:
+    path = folder / "config.py"
+    path.write_text(f"import os\nclass Own: ...\nBATCH_SIZE = {CONFIG['BATCH_SIZE']}\nfp16 = dict(mode='torch')\n")
+    return path
+
+
+@pytest.mark.usefixtures("left")
+@pytest.mark.parametrize("form", ["dict", "Config", "path", "str", "keyword", "keyword of a dict", "empty"])
+@pytest.mark.parametrize("name", ["launch", "launch_from_torch"])
+def test_a_config_comes_first_or_by_its_name(name, form, tmp_path) -> None:
+    forms = {"dict": CONFIG, "Config": Config(CONFIG), "path": config_in(tmp_path), "str": str(config_in(tmp_path))}
+    config = {} if form == "empty" else forms.get(form, CONFIG)
+    others = (0, 1, "localhost", free_port()) if name == "launch" else ()
+    if form.startswith("keyword"):
+        getattr(colossal, name)(*others, config=config, verbose=False)
+    else:
+        getattr(colossal, name)(config, *others, verbose=False)
+    assert current_config() == ({} if form == "empty" else CONFIG)
+    DistCoordinator().destroy()
+    assert current_config() is None
 
 
 @pytest.mark.parametrize(
-    ("name", "args", "kwargs", "found"),
+    ("args", "kwargs", "found"),
     [
-        ("launch", (CONFIG, 0, 1, "localhost", 29500), {}, FROM_DICT),
-        ("launch", (CONFIG,), {"rank": 0, "world_size": 1, "host": "localhost", "port": 29500}, FROM_DICT),
-        ("launch", (), {"config": CONFIG, "rank": 0, "world_size": 1, "host": "localhost", "port": 29500}, FROM_DICT),
-        ("launch", ({}, 0, 1, "localhost", 29500), {}, "Found an empty dict"),
-        ("launch", ("config.py", 0, 1, "localhost", 29500), {}, "Found 'config.py'"),
-        ("launch_from_torch", (CONFIG,), {}, FROM_DICT),
-        ("launch_from_torch", ({},), {}, "Found an empty dict"),
-        ("launch_from_torch", (), {"config": {}}, "Found an empty dict"),
-        ("launch_from_torch", (), {"config": "settings.yaml"}, "Found 'settings.yaml'"),
-        ("launch_from_torch", ("./config.py",), {}, "Found './config.py'"),
-        ("launch_from_torch", (Path("config.py"),), {}, r"Found \w*Path\('config.py'\)"),
-        ("launch_from_torch", (np,), {}, "Found <module 'numpy'"),
-        ("launch_from_slurm", (CONFIG, "localhost", 29500), {}, FROM_DICT),
-        ("launch_from_slurm", ("./config.py", "localhost", 29500), {}, "Found './config.py'"),
-        ("launch_from_openmpi", (), {"config": CONFIG, "host": "localhost", "port": 29500}, FROM_DICT),
+        ((), {"config": "settings.yaml"}, "Found no such file at .*settings.yaml"),
+        (("./nothing.py",), {}, "Found no such file at .*nothing.py"),
+        ((Path("nothing.py"),), {}, "Found no such file"),
+        ((np,), {}, "Found <module 'numpy'"),
+        ((), {"config": 3}, "Found 3 of the type int"),
+        (({},), {"config": {}}, "takes one config. Found two"),
+        (("gloo", CONFIG), {}, r"Found one as seed: .* Call launch_from_torch\(config=...\)"),
+        (({"parallel": {"tensor": 4}},), {}, "Tensor parallelism has a mode"),
     ],
 )
-def test_a_config_is_refused_with_what_to_write_instead(name, args, kwargs, found) -> None:
-    with pytest.raises(ConfigError, match=found) as error:
-        getattr(colossal, name)(*args, **kwargs)
-    assert str(error.value).startswith(f"{name}() takes no config")
-    assert "or to ParallelMesh(tp=2, pp=2)" in str(error.value)
+def test_a_config_that_cannot_be_read_is_an_error(args, kwargs, found) -> None:
+    with pytest.raises(ConfigError, match=found):
+        colossal.launch_from_torch(*args, **kwargs)
 
 
 @pytest.mark.usefixtures("ended")
@@ -448,10 +460,10 @@ def test_a_host_may_end_like_a_python_file() -> None:
 def test_the_parser_takes_a_programs_own_arguments() -> None:
     parser = get_default_parser()
     parser.add_argument("--epochs", type=int)
-    words = "--host h --port 1 --world_size 2 --rank 0 --local_rank 0 --backend gloo --epochs 3"
+    words = "--config c.py --host h --port 1 --world_size 2 --rank 0 --local_rank 0 --backend gloo --epochs 3"
     args = parser.parse_args(words.split(" "))
     assert (args.host, args.port, args.world_size, args.rank, args.local_rank) == ("h", 1, 2, 0, 0)
-    assert (args.backend, args.seed, args.epochs) == ("gloo", 1024, 3)
+    assert (args.config, args.backend, args.seed, args.epochs) == ("c.py", "gloo", 1024, 3)
 
 
 def test_nothing_is_ambient_before_launch() -> None:

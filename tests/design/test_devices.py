@@ -27,6 +27,7 @@ NAMED: Mapping[tuple[str, str], str] = {
     ("kernel/adam/native.py", 'device="cuda"'): OWN_CODE,
     ("kernel/adam/native.py", "on cuda:{device}"): OWN_CODE,
     ("kernel/adam/op.py", '"cuda": native.on_cuda'): OWN_CODE,
+    ("legacy/zero/sharded_model.py", 'tensor_placement_policy: str = "cuda"'): "the documented name of a policy",
     ("kernel/adam/op.py", "torch.version.hip"): "AMD's GPUs are called cuda, and run no code in CUDA",
     (
         "amp/fp8_linear.py",
@@ -43,9 +44,10 @@ NAMED: Mapping[tuple[str, str], str] = {
     ("cli/check/compatibility.py", "torch.version.cuda"): BUILD,
     ("cli/check/communication.py", '"nccl": "cuda"'): "lists what every build is asked for; the device's own is added",
     ("cli/run/job.py", '"xpu"'): "a word that torchrun itself takes for the number of processes",
-    ("cluster/launch.py", '("nccl", *own)'): "what many programs pass on as the default stands for the device's own",
+    ("cluster/backends.py", '("nccl", *own)'): "what many programs pass on as the default stands for the device's own",
     ("cluster/watchdog.py", '"nccl" not in backend'): "the variables are those of torch's watchdog of this backend",
     ("comm/channel.py", '_IN_PLACE = ("nccl"'): "known to allow it; an unknown backend gets a buffer of its own",
+    ("testing/asserts.py", "held.is_cuda"): "where rounding was seen to differ; elsewhere the limits stay strict",
     ("zero/gemini/gemini_config.py", '"cuda": (0.0, 0.0)'): POLICY,
     ("zero/gemini/gemini_config.py", "'cuda' for everything on the device"): POLICY,
     (

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-RECORD = "docs/verified/gpu.md"
+RECORD = "docs/measured/gpu.md"
 """Where ``tests/gpu/run.py`` leaves what it found."""
 
 FACTS = {

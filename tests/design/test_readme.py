@@ -50,6 +50,12 @@ def test_the_program_is_part_of_a_page_that_runs() -> None:
     assert program in page
 
 
+def test_the_program_is_the_quickstart_in_one_piece() -> None:
+    (program,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    assert program == (ROOT / "examples/quickstart.py").read_text(encoding="utf-8")
+    assert len(program.splitlines()) <= 40
+
+
 @pytest.mark.parametrize("link", re.findall(r"\]\(([^)#]+)\)", README))
 def test_links_lead_somewhere(link) -> None:
     assert link.startswith("https://") or (ROOT / link).exists()

@@ -3,14 +3,16 @@
 It takes the packages that it finds, installs nothing, and leaves out peers that are missing, by name. The parts come in
 the order of what they tell. What is done is kept in ``build/gpu.json`` until the code changes, and not done again, so
 ``--minutes 9`` may be called until all is there (exit status 3 means that something is left). Results of a GPU become
-the table of `docs/verified/gpu.md`. ``--device cpu`` or ``--device pretend`` tries the program out at toy size, and
-writes no table.
+the table of `docs/measured/gpu.md`. ``--device cpu`` or ``--device pretend`` tries the program out at toy size, and
+writes no table. ``--shared 4`` is for machines with too few GPUs: 4 ranks share them, and their collectives pass
+through host memory, so that only equality and pages are checked, and nothing is timed; they have a table of their own.
 """
 
 import argparse
 import hashlib
 import importlib.util
 import json
+import os
 import platform
 import re
 import statistics
@@ -19,6 +21,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from functools import partial
@@ -45,6 +48,8 @@ TURNS, STEPS = 8, 4
 """Of a race: how often each contender is timed, and how many steps each time."""
 _CODE = ("src", "csrc", "tests/gpu", "tests/helpers")
 _PAGES = ROOT / "docs" / "source" / "en"
+CHECKS = ("kernels", "equality", "pages")
+"""Parts that time nothing: their cases may run at once, and on GPUs that ranks share."""
 
 
 @dataclass(frozen=True)
@@ -119,7 +124,7 @@ def kernels(setting: Setting) -> Iterator[Case]:
     def run(file: Path) -> dict[str, Any]:
         if not has("pytest"):
             raise MissingError("needs pytest")
-        report = setting.folder / "report.xml"
+        report = setting.folder / f"{file.stem}.xml"
         words = ["-m", "gpu", "-q", "-p", "no:cacheprovider", f"--junitxml={report}", str(file)]
         done = subprocess.run(
             [sys.executable, "-m", "pytest", *words], cwd=ROOT, capture_output=True, text=True, check=False
@@ -351,10 +356,17 @@ def main(words: list[str]) -> int:
     parser.add_argument("parts", nargs="*", metavar="PART", help=f"of {', '.join(PARTS)}; all by default")
     parser.add_argument("--device", choices=("cuda", *TOYS), default="cuda")
     parser.add_argument("--count", type=int, help="number of devices; all by default, one on a CPU")
+    parser.add_argument(
+        "--shared", type=int, help="number of ranks that share the GPUs that there are; only checks run"
+    )
+    parser.add_argument("--jobs", type=int, default=1, help=f"cases at once of {', '.join(CHECKS)}; 1 by default")
     parser.add_argument("--minutes", type=float, default=45.0, help="begin nothing that may take longer than this")
-    parser.add_argument("--results", type=Path, default=ROOT / "build" / "gpu.json")
-    parser.add_argument("--table", type=Path, default=ROOT / "docs" / "verified" / "gpu.md")
+    parser.add_argument("--results", type=Path, help="build/gpu.json by default")
+    parser.add_argument("--table", type=Path, help="docs/measured/gpu.md by default")
     options = parser.parse_args(words)
+    name = "gpu-shared" if options.shared else "gpu"
+    options.results = options.results or ROOT / "build" / f"{name}.json"
+    options.table = options.table or ROOT / "docs" / "measured" / f"{name}.md"
     if wrong := [name for name in options.parts if name not in PARTS]:
         parser.error(f"no part is called {', '.join(wrong)}; there are {', '.join(PARTS)}")
     import torch
@@ -362,25 +374,49 @@ def main(words: list[str]) -> int:
     if options.device == "cuda" and not torch.cuda.is_available():
         parser.error("this machine has no GPU that torch can use; --device cpu tries the program out at toy size")
     is_toy = options.device in TOYS
-    count = options.count or (1 if is_toy else torch.cuda.device_count())
-    book = Book(options.results, machine_of(options.device, count, is_toy))
-    until, is_unfinished, failed = time.monotonic() + 60 * options.minutes, False, 0
+    count = options.shared or options.count or (1 if is_toy else torch.cuda.device_count())
+    machine = machine_of(options.device, count, is_toy)
+    if options.shared:
+        share_devices()
+        machine |= {"count": torch.cuda.device_count(), "shared_by": options.shared, "nccl": ""}
+    book = Book(options.results, machine)
+    until, statuses = time.monotonic() + 60 * options.minutes, set[str]()
     with tempfile.TemporaryDirectory(prefix="gpu-", ignore_cleanup_errors=True) as folder:
         setting = Setting(options.device, count, is_toy, Path(folder))
-        for part in options.parts or PARTS:
-            for case in PARTS[part](setting):
-                result = book.find(case)
-                if result is None and time.monotonic() + case.seconds > until:
-                    is_unfinished = True
-                    continue
-                if result is None:
-                    result = run_case(case)
-                    book.keep(result)
-                failed += result.status == "failed"
-                say(result)
+        for part in options.parts or (CHECKS[1:] if options.shared else PARTS):
+            statuses |= run_part(PARTS[part](setting), book, until, options.jobs if part in CHECKS else 1)
     if not is_toy:
-        write_table(options.table, machine_of(options.device, count, is_toy), [asdict(one) for one in book.results])
-    return 1 if failed else UNFINISHED * is_unfinished
+        write_table(options.table, machine, [asdict(one) for one in book.results])
+    return 1 if "failed" in statuses else UNFINISHED * ("unfinished" in statuses)
+
+
+def share_devices() -> None:
+    """Let the ranks of every process that starts from here take the same devices."""
+    paths = [str(ROOT / "tests" / "device"), os.environ.get("PYTHONPATH", "")]
+    os.environ.update({"COLOSSAL_SHARED_GPU": "1", "PYTHONPATH": os.pathsep.join(filter(None, paths))})
+
+
+def run_part(cases: Iterator[Case], book: Book, until: float, jobs: int) -> set[str]:
+    """Run what is left of a part, and return the statuses."""
+
+    def run(case: Case) -> Result | None:
+        return None if time.monotonic() + case.seconds > until else run_case(case)
+
+    statuses, left = set[str](), list[Case]()
+    for case in cases:
+        if (known := book.find(case)) is None:
+            left.append(case)
+        else:
+            statuses.add(known.status)
+            say(known)
+    with ThreadPoolExecutor(jobs) as pool:
+        for future in as_completed([pool.submit(run, case) for case in left]):
+            result = future.result()
+            statuses.add(result.status if result else "unfinished")
+            if result:
+                book.keep(result)
+                say(result)
+    return statuses
 
 
 def say(result: Result) -> None:

@@ -31,6 +31,8 @@ def lines(machine: Row, results: Sequence[Row]) -> Iterator[str]:
     yield ""
     day = dt.datetime.now(dt.UTC).date().isoformat()
     yield f"{machine['count']} x {machine['device']}; {versions}; commit {commit}, {day}."
+    if ranks := machine.get("shared_by"):
+        yield f"Up to {ranks} ranks shared it. Collectives passed through host memory: no row is about NCCL or speed."
     by_part: dict[str, list[Row]] = {}
     for row in results:
         by_part.setdefault(row["part"], []).append(row)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from pagetest.outputs.matching import Difference, first_difference
+from pagetest.outputs.matching import ANY_NUMBER, Difference, first_difference
 
 SAME = {
     "equal text": ("a\nb\n", "a\nb\n"),
@@ -88,3 +88,10 @@ def test_exact_is_about_numbers_only(name) -> None:
 )
 def test_the_first_difference_has_a_line(expected, printed, found) -> None:
     assert first_difference(expected, printed) == found
+
+
+def test_on_a_gpu_results_of_arithmetic_may_be_others_and_counts_may_not() -> None:
+    assert first_difference("loss 2.58 in 4 steps", "loss 0.1 in 4 steps", tolerance=ANY_NUMBER) is None
+    assert first_difference("loss 0.0 in 4 steps", "loss 1e-9 in 4 steps", tolerance=ANY_NUMBER) is None
+    assert first_difference("loss 2.58 in 4 steps", "loss 2.58 in 5 steps", tolerance=ANY_NUMBER) is not None
+    assert first_difference("loss 2.58 in 4 steps", "loss nan in 4 steps", tolerance=ANY_NUMBER) is not None

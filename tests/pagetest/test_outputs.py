@@ -1,5 +1,6 @@
 """Output blocks: a page shows what its Python prints on rank 0, or it fails at the line that differs."""
 
+import platform
 import stat
 
 import pytest
@@ -7,6 +8,7 @@ import pytest
 from pagetest.checks.parity import compare_structure
 from pagetest.checks.rules import check_page
 from pagetest.model.script import make_script
+from pagetest.outputs import library_texts
 
 COMMAND = "<!-- doc-test-command: python lesson.py -->\n"
 RUN = ("lesson", "--lang", "en")
@@ -43,6 +45,25 @@ def test_what_a_block_prints_is_what_its_process_writes_to_stdout(docs, code, sh
     done = docs.run(*RUN)
     assert done.returncode == 0, done.stdout
     assert "  outputs 1/1\n" in done.stdout
+
+
+@pytest.mark.parametrize(("code", "fails"), [("'get_path(\"stdlib\")'", False), ("'files of its own'", True)])
+def test_texts_of_another_python_are_not_compared(docs, monkeypatch, capfd, code, fails) -> None:
+    """A page that trains on the standard library's files prints other losses where these have other words."""
+    monkeypatch.setattr(library_texts, "RECORDED_PYTHON", "3.11.0")
+    text = page(f"source = {code}\nprint('loss', 5.25)", "~\nloss 6.5", "print('accuracy', 0.5)", "~\naccuracy 0.5")
+    docs.write("lesson", text, "en")
+    assert (docs.main(*RUN) != 0) is fails
+    report = capfd.readouterr().out
+    docs.main(*RUN, "--update-outputs")
+    here = platform.python_version()
+    why = f"outputs 1/2, 1 not compared: files of Python {here} train it, and it shows results of 3.11.0\n"
+    assert (why in report) is not fails
+    assert ("loss 6.5" in (docs.source / "en/lesson.md").read_text(encoding="utf-8")) is not fails
+    docs.write("lesson", text, "en")
+    monkeypatch.setattr(library_texts, "RECORDED_PYTHON", here)
+    assert docs.main(*RUN) != 0
+    assert "was expected to print `loss 6.5` here and printed `loss 5.25`" in capfd.readouterr().out
 
 
 def test_each_block_has_its_own_output(docs) -> None:

@@ -165,6 +165,7 @@ def test_a_page_without_code_has_no_record_on_any_device(docs) -> None:
     docs.write("prose", "# Title\n\n<!-- doc-test-command: none -->\n")
     docs.records.write(record("prose"))
     docs.records.write(record("prose", device="cuda"))
+    (docs.records.folder / "README.md").touch()  # a file next to those of the devices
     assert docs.main("prose", "--device", "cpu") == 0
     assert docs.records.read() == []
 

@@ -163,6 +163,8 @@ def test_a_category_holds_pages_of_its_kind(docs, capsys) -> None:
         return capsys.readouterr().out
 
     assert "of the sidebar is the place" not in check()
+    docs.write("ideas/ranks", docs.markdown("ideas/ranks", "x = 1"))
+    assert "en/ideas/ranks.md:1: a page of this category has front matter: write kind, outcome, " in check()
     items["Memory"].append(items["More"].pop())
     out = check()
     for language in ("en", "zh-Hans"):

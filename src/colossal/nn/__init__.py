@@ -6,6 +6,7 @@ Learning-rate schedules are in :mod:`colossal.nn.lr_scheduler`, optimizers in :m
 from colossal._src.nn.layer import (
     Classifier,
     Dropout,
+    DropPath,
     Embedding,
     LayerNorm,
     Linear,
@@ -31,6 +32,7 @@ __all__ = [
     "Accuracy",
     "Classifier",
     "CrossEntropyLoss",
+    "DropPath",
     "Dropout",
     "Embedding",
     "LayerNorm",

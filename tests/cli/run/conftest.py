@@ -132,10 +132,10 @@ class Cluster:
         enter = ["nsenter", f"--target={self['switch'].first}", "--net"]
         subprocess.run([*enter, *words], check=True, capture_output=True)
 
-    def start(
+    def spawn(
         self, *words: str, folder: Path, at: str = "head", env: dict[str, str] | None = None
     ) -> "subprocess.Popen[str]":
-        """Start ``colossal run`` on a machine."""
+        """Start Python on a machine."""
         own = ["--pid"] if at != "head" else []
         enter = ["nsenter", f"--target={self[at].first}", "--net", "--mount", "--uts", *own, f"--wd={folder}", "--"]
         environment = {name: value for name, value in os.environ.items() if not name.startswith("COLOSSAL_")}
@@ -143,7 +143,7 @@ class Cluster:
         environment |= {"GLOO_SOCKET_IFNAME": "eth0", **(env or {})}
         environment.pop("SSH_AUTH_SOCK", None)
         return subprocess.Popen(
-            [*enter, sys.executable, "-m", "colossal.cli", "run", *words],
+            [*enter, sys.executable, *words],
             cwd=folder,
             env=environment,
             stdin=subprocess.DEVNULL,
@@ -152,6 +152,12 @@ class Cluster:
             text=True,
             preexec_fn=restore_interrupt,  # noqa: PLW1509 (it takes no lock)
         )
+
+    def start(
+        self, *words: str, folder: Path, at: str = "head", env: dict[str, str] | None = None
+    ) -> "subprocess.Popen[str]":
+        """Start ``colossal run`` on a machine."""
+        return self.spawn("-m", "colossal.cli", "run", *words, folder=folder, at=at, env=env)
 
     def run(
         self, *words: str, folder: Path, at: str = "head", env: dict[str, str] | None = None

@@ -86,12 +86,19 @@ def test_the_environment_that_matters_goes_along() -> None:
     own = {
         "NCCL_DEBUG": "INFO",
         "GLOO_X": "1",
+        "TORCH_CPP_LOG_LEVEL": "ERROR",
         "COLOSSAL_Y": "2",
         "PYTHONPATH": "/p",
         "HOME": "/root",
         "TOKEN": "secret",
     }
-    passed = {"NCCL_DEBUG": "INFO", "GLOO_X": "1", "COLOSSAL_Y": "2", "PYTHONPATH": "/p"}
+    passed = {
+        "NCCL_DEBUG": "INFO",
+        "GLOO_X": "1",
+        "TORCH_CPP_LOG_LEVEL": "ERROR",
+        "COLOSSAL_Y": "2",
+        "PYTHONPATH": "/p",
+    }
     assert parse_environment([], own) == passed
     assert parse_environment(["TOKEN", "A=b=c", "E=", "PYTHONPATH=/q"], own) == {
         **passed, "TOKEN": "secret", "A": "b=c", "E": "", "PYTHONPATH": "/q",

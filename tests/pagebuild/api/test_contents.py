@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from pagebuild.api.contents import ApiGroup, Contents, contents_faults, from_json, read_contents
+from pagebuild.sphinx.reference import reference_pages
 from pagetest.model.tree import LANGUAGES
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -55,6 +56,19 @@ def test_what_is_wrong_with_the_table_is_named(contents, inventory) -> None:
     ]
     twice = Contents((*contents.groups, ApiGroup("index", {}, ())), contents.opening)
     assert faults(twice, inventory) == ["2 pages or groups are called `index`: rename all but one"]
+    first, *others = contents.groups
+    page = replace(first.pages[0], without=("colossal.booster.Booster.gone",))
+    left_out = Contents((replace(first, pages=(page, *first.pages[1:])), *others), contents.opening)
+    assert faults(left_out, inventory) == [
+        "colossal.booster.Booster.gone is left out, and no object has this name: remove it"
+    ]
+
+
+def test_members_that_readers_do_not_call_are_left_out_of_the_sphinx_site(contents, inventory) -> None:
+    pages = reference_pages(contents, inventory, "en")
+    (left_out,) = [page for page in contents.pages if page.without]
+    assert "class:: colossal.pipeline.StageModules" in pages[left_out.name]
+    assert not [name for name in left_out.without if name in pages[left_out.name]]
 
 
 def test_the_reference_holds_its_contents(contents, reference) -> None:

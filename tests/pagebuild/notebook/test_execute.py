@@ -201,6 +201,14 @@ def test_a_transcript_that_goes_otherwise_in_the_notebook_is_no_notebook(pages) 
     assert "a command ended with exit code 1" in english.failure.message
 
 
+def test_a_program_of_several_ranks_may_log_where_it_prints_nothing(pages) -> None:
+    program = "```python\nimport sys\n\nsys.stderr.write('a log line\\n')\n```\n"
+    command = "torchrun --standalone --nproc_per_node=2 lesson.py"
+    pages.write("lesson", f"# T\n\n{program}\n<!-- doc-test-command: {command} -->\n")
+    english, _ = pages.make("lesson", execute=True)
+    assert (english.status, english.failure) == ("PASS", None)
+
+
 def test_a_page_is_not_run_again_until_something_changes(pages) -> None:
     pages.write("lesson", PYTHON)
     pages.make("lesson")

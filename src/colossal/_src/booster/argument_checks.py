@@ -2,13 +2,15 @@
 
 from typing import Any
 
+from torch import nn
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SequentialSampler
 
 from colossal._src.booster.mixed_precision import MixedPrecision
 from colossal._src.booster.plugin.base import Plugin
 from colossal._src.booster.plugin.single_process import SingleProcessPlugin
 from colossal._src.cluster import AXES, ParallelMesh
-from colossal._src.interface import ModelWrapper, OptimizerWrapper, Parts
+from colossal._src.interface import ModelWrapper, OptimizerWrapper, Parts, unwrap_compiled
+from colossal._src.tensor import operators_mesh
 from colossal.errors import ConfigError, UnsupportedError
 
 
@@ -62,8 +64,9 @@ def check_dataloader(dataloader: Any, plugin: Plugin) -> None:
         )
 
 
-def check_axes(plugin: Plugin, mesh: ParallelMesh) -> None:
+def check_axes(plugin: Plugin, mesh: ParallelMesh, model: nn.Module) -> None:
     """Reject a mesh with an axis that the plugin ignores: its ranks would do the same work, or drift apart."""
+    _check_distributed_parameters(model, mesh)
     ignored = {axis: mesh.size(axis) for axis in AXES if mesh.size(axis) > 1 and axis not in plugin.supported_axes}
     if ignored:
         sizes = ", ".join(f"{axis}_size={size}" for axis, size in ignored.items())
@@ -76,7 +79,7 @@ def check_axes(plugin: Plugin, mesh: ParallelMesh) -> None:
 
 def check_parts(parts: Parts) -> None:
     """Reject parts that do not belong together, which would otherwise train silently wrong."""
-    if isinstance(parts.model, ModelWrapper) or isinstance(parts.optimizer, OptimizerWrapper):
+    if isinstance(unwrap_compiled(parts.model), ModelWrapper) or isinstance(parts.optimizer, OptimizerWrapper):
         raise ConfigError(
             "boost takes a plain model and a plain optimizer. Found one that is boosted already. "
             "Boost once; pass model.unwrap() and optimizer.unwrap() to boost again."
@@ -93,4 +96,14 @@ def check_parts(parts: Parts) -> None:
         raise ConfigError(
             "The lr_scheduler drives the optimizer that is boosted with it. Found one that drives another. "
             "Build it from the optimizer that is passed to boost."
+        )
+
+
+def _check_distributed_parameters(model: nn.Module, mesh: ParallelMesh) -> None:
+    """Reject parameters that are distributed over another mesh than that of the plugin, whose ranks they are not."""
+    own = operators_mesh(model.parameters())
+    if own is not None and own.ranks("dp") != mesh.ranks("dp"):
+        raise ConfigError(
+            f"A model is distributed over the mesh that its plugin uses. Found parameters on {own}, and {mesh} in "
+            "force. Make the plugin and call boost inside of that mesh: with parameter.process_group.mesh: ..."
         )

@@ -1,10 +1,10 @@
+# pyright: reportInvalidTypeVarUse=false
 """The front of the library: one set of verbs for training under any plugin."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from functools import cached_property
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, Any, final, overload
 from weakref import WeakKeyDictionary
 
 import torch
@@ -22,11 +22,13 @@ from colossal._src.booster.argument_checks import (
     check_supported,
 )
 from colossal._src.booster.checkpoint_mixin import CheckpointMixin
+from colossal._src.booster.lora_mixin import LoraMixin
 from colossal._src.booster.mixed_precision import MixedPrecision, mixed_precision_factory
 from colossal._src.booster.plugin.base import Plugin
 from colossal._src.booster.plugin.single_process import SingleProcessPlugin
 from colossal._src.checkpoint_io import CheckpointIO
 from colossal._src.cluster import Axis, ParallelMesh
+from colossal._src.comm import end_graphs_at_collectives
 from colossal._src.interface import (
     BoostResult,
     Capabilities,
@@ -36,19 +38,24 @@ from colossal._src.interface import (
     OptimizerWrapper,
     Parts,
     is_peft_model,
+    unwrap_compiled,
 )
 from colossal.accelerator import get_accelerator
-from colossal.errors import ConfigError, UnsupportedError
+from colossal.errors import ConfigError
 
 if TYPE_CHECKING:
-    from peft import LoraConfig, PeftModel
+    from typing_extensions import TypeVar
 
-    from colossal._src.booster.lora import Lora
     from colossal._src.interface import TokenWeighting
+
+    # What is given to `boost` comes back; what is left out comes back as None.
+    _Criterion = TypeVar("_Criterion", bound=Criterion | None, default=None)
+    _DataLoader = TypeVar("_DataLoader", bound=DataLoader[Any] | None, default=None)
+    _LRScheduler = TypeVar("_LRScheduler", bound=LRScheduler | None, default=None)
 
 
 @final
-class Booster(CheckpointMixin):
+class Booster(CheckpointMixin, LoraMixin):
     """Turns the parts of a single-process training program into those of a parallel one.
 
     Args:
@@ -121,6 +128,36 @@ class Booster(CheckpointMixin):
         """What reads and writes checkpoints; made when it is first used."""
         return self.plugin.get_checkpoint_io()
 
+    @overload
+    def boost(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer,
+        criterion: "_Criterion" = ...,
+        dataloader: "_DataLoader" = ...,
+        lr_scheduler: "_LRScheduler" = ...,
+    ) -> "tuple[ModelWrapper, OptimizerWrapper, _Criterion, _DataLoader, _LRScheduler]": ...
+
+    @overload
+    def boost(
+        self,
+        model: nn.Module,
+        optimizer: None = None,
+        criterion: "_Criterion" = ...,
+        dataloader: "_DataLoader" = ...,
+        lr_scheduler: "_LRScheduler" = ...,
+    ) -> "tuple[ModelWrapper, None, _Criterion, _DataLoader, _LRScheduler]": ...
+
+    @overload
+    def boost(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer | None,
+        criterion: "_Criterion" = ...,
+        dataloader: "_DataLoader" = ...,
+        lr_scheduler: "_LRScheduler" = ...,
+    ) -> "tuple[ModelWrapper, OptimizerWrapper | None, _Criterion, _DataLoader, _LRScheduler]": ...
+
     def boost(
         self,
         model: nn.Module,
@@ -153,6 +190,7 @@ class Booster(CheckpointMixin):
         `configure`. None without a plugin, but for tensor-parallel ranks.
         """
         parts = Parts(model, optimizer, criterion, dataloader, lr_scheduler)
+        end_graphs_at_collectives()
         if is_peft_model(model):
             from colossal._src.booster.lora.frozen_params import drop_frozen_params
 
@@ -162,13 +200,14 @@ class Booster(CheckpointMixin):
         if mesh is not None:
             from colossal._src.booster.cross_rank_check import check_agreement
 
-            check_axes(self.plugin, mesh)
+            check_axes(self.plugin, mesh, model)
             check_dataloader(dataloader, self.plugin)
             check_agreement(parts, self.plugin, self.mixed_precision, mesh, axes)
         boosted = self.plugin.configure(parts, self._accelerator.get_current_device(), self.mixed_precision)
         if boosted.optimizer is not None:
             self._guard(boosted.model, boosted.optimizer, mesh, axes)
         capabilities = boosted.capabilities
+        boosted.model.set_no_sync(capabilities.no_sync)
         if mesh is not None:
             from colossal._src.booster.batch_check import compare_batches
 
@@ -249,9 +288,8 @@ class Booster(CheckpointMixin):
         A plugin that splits the model into pipeline stages runs micro-batches through them; any other one calls the
         model, and `backward` on the loss.
 
-        The loss, and every gradient, is the mean of those of the micro-batches. If the criterion is a mean over labels,
-        and micro-batches have different numbers that are not -100, then this mean of means is another one than that of
-        all labels, and depends on the plugin. `weight_by_tokens` makes them equal.
+        The loss, and every gradient, is the mean of those of the micro-batches. Of means over labels, of which they
+        have different numbers that are not -100, it depends on the plugin. `weight_by_tokens` makes them equal.
 
         Args:
             data_iter: Yields batches. A mapping is passed to the model by names; of a tuple the model gets as many
@@ -302,14 +340,13 @@ class Booster(CheckpointMixin):
 
         Example:
             >>> import torch
-            >>> from torch.nn.functional import cross_entropy
             >>> from colossal.booster import Booster
             >>> model, booster = torch.nn.Linear(2, 3), Booster(device="cpu")
             >>> model, optimizer, *_ = booster.boost(model, torch.optim.SGD(model.parameters(), lr=0.1))
             >>> batches = [(torch.ones(2, 2), torch.tensor([0, 1])), (torch.ones(2, 2), torch.tensor([2, -100]))]
             >>> weight = booster.weight_by_tokens([labels for _, labels in batches], causal=False)
             >>> for x, labels in batches:
-            ...     booster.backward(weight(cross_entropy(model(x), labels), labels), optimizer)
+            ...     booster.backward(weight(torch.nn.functional.cross_entropy(model(x), labels), labels), optimizer)
             >>> weight.num_labels
             3
         """
@@ -320,77 +357,40 @@ class Booster(CheckpointMixin):
         mesh = mesh if num_replicas > 1 else None
         return TokenWeighting(labels, causal=causal, ignore_index=ignore_index, mesh=mesh)
 
-    def enable_lora(
-        self,
-        model: nn.Module,
-        pretrained_dir: str | Path | None = None,
-        lora_config: "LoraConfig | None" = None,
-        bnb_quantization_config: Any = None,
-        quantize: bool = False,
-    ) -> "PeftModel":
-        """Freeze a model and add low-rank adapters to it, in place; call it before the optimizer is built.
+    def gather_for_metrics(self, values: Any, dataloader: DataLoader[Any]) -> Any:
+        """Gather what metrics are computed from, such as predictions and labels, of all samples of the current batch.
 
-        An optimizer that exists already gets the adapters at `boost`, if its groups all have the same options.
+        Samples that the loader repeated, to give each rank as many as the others, are left out: over an epoch every
+        sample comes once, on any number of ranks. Without ``shuffle`` they come in the order of the dataset.
 
         Args:
-            model: The model, before it is boosted.
-            pretrained_dir: A directory with adapters to continue from, instead of `lora_config`.
-            lora_config: Which layers get new adapters, and of which rank.
-            bnb_quantization_config: A `transformers.BitsAndBytesConfig`: how to quantize the frozen weights; 4 bits
-                by default.
-            quantize: Quantize the frozen weights, on a GPU, by bitsandbytes.
+            values: A tensor, (samples, ...), or a mapping or sequence of such tensors. Under a pipeline, only the rank
+                with the last stage has outputs: pass None in their place on the others, as `execute_pipeline` returns.
+            dataloader: The loader that the batch is from, of the plugin's `prepare_dataloader`.
 
         Returns:
-            The model inside of a `peft.PeftModel`: build the optimizer of its parameters, and boost both.
+            The same structure with tensors (samples of all data-parallel ranks, ...), on all ranks.
 
         Raises:
-            ConfigError: The arguments contradict each other, the model is boosted or has adapters already, or
-                `lora_config` names layers that it does not have. The model is as it was then.
-            CheckpointError: `pretrained_dir` holds no adapters, or those of another model; on all ranks.
-            UnsupportedError: The plugin does not support it, peft is not installed, or the weights cannot be quantized.
+            ConfigError: The loader is another one, or shapes or values of tensors do not fit; on all ranks.
 
-        Communication: broadcast, dp, 5 KB: all ranks draw the adapters of the first one; none without a plugin.
+        Communication: all_gather, dp, the result's bytes; under a pipeline also through the host, pp.
         """
-        device = self._accelerator.get_current_device()
-        return self._lora.enable(model, device, pretrained_dir, lora_config, bnb_quantization_config, quantize)
+        from colossal._src.booster.gather_samples import gather_samples
 
-    def save_lora_as_pretrained(self, model: nn.Module, checkpoint: str | Path, use_safetensors: bool = False) -> None:
-        """Save the low-rank adapters of a model into a directory from which peft loads them on its own.
-
-        Args:
-            model: The model that `enable_lora` returned, boosted or not.
-            checkpoint: The directory; it is created. Adapters that are there already are replaced.
-            use_safetensors: Write safetensors rather than PyTorch's own format.
-
-        Raises:
-            ConfigError: The model has no adapters.
-            CheckpointError: A file cannot be written; on all ranks.
-            UnsupportedError: The plugin does not support it, or a package is not installed.
-
-        Communication: as in `save_model`, three times.
-        """
-        self._lora.save(model, checkpoint, use_safetensors)
+        mesh, _ = self.plugin.mesh_and_axes_to_compare()
+        return gather_samples(values, dataloader, mesh)
 
     @property
     def _plugin_name(self) -> str:
         return "no plugin" if isinstance(self.plugin, SingleProcessPlugin) else type(self.plugin).__name__
 
-    @property
-    def _lora(self) -> "Lora":
-        lora = self.plugin.get_lora()
-        if lora is None:
-            raise UnsupportedError(
-                f"LoRA needs a plugin that supports it. Found {self._plugin_name}, which does not yet. "
-                "Use a plugin of colossal.booster.plugin, all of which do, such as TorchDDPPlugin or GeminiPlugin, or "
-                "train the full model."
-            )
-        return lora
-
     def _find(self, verb: str, model: nn.Module | None, optimizer: OptimizerWrapper | None) -> Capabilities:
+        chosen = None if model is None else unwrap_compiled(model)
         found = [
             capabilities
             for known_model, (known_optimizer, capabilities) in self._boosted.items()
-            if (model is None or known_model is model) and (optimizer is None or known_optimizer is optimizer)
+            if chosen in (None, known_model) and optimizer in (None, known_optimizer)
         ]
         if len(found) != 1:
             raise ConfigError(

@@ -1,12 +1,17 @@
 """The verbs of a booster that save and load."""
 
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 from torch import nn
 from torch.optim.lr_scheduler import LRScheduler
+from torch.utils.data import DataLoader
 
+from colossal._src.booster.plugin.dataloader import check_resumable
 from colossal._src.checkpoint_io import CheckpointIO, CheckpointManager
-from colossal._src.interface import OptimizerWrapper
+from colossal._src.interface import OptimizerWrapper, has_adapters
+from colossal.logging import get_dist_logger
 
 
 class CheckpointMixin:
@@ -36,6 +41,7 @@ class CheckpointMixin:
         step: int = 0,
         keep: int = 2,
         use_async: bool = False,
+        dataloader: DataLoader[Any] | None = None,
     ) -> None:
         """Save all that a run needs to resume: model, optimizer, schedule, generators of random numbers, and the step.
 
@@ -50,14 +56,17 @@ class CheckpointMixin:
             step: How many steps have been taken.
             keep: How many states stay, this one included; the oldest are deleted.
             use_async: Return as soon as the state is copied to host memory, as in `save_model`.
+            dataloader: The loader from the plugin's `prepare_dataloader`, whose position is saved.
 
         Raises:
             CheckpointError: Something cannot be written, or an earlier asynchronous save failed; on all ranks.
-            ConfigError: `step` is negative, or `keep` below 1.
+            ConfigError: `step` is negative, `keep` below 1, or `dataloader` another one.
 
         Communication: as in `save_model`, for each of the parts.
         """
-        CheckpointManager(checkpoint, self.checkpoint_io).save(model, optimizer, lr_scheduler, step, keep, use_async)
+        check_resumable(dataloader)
+        manager = CheckpointManager(checkpoint, self.checkpoint_io)
+        manager.save(model, optimizer, lr_scheduler, step, keep, use_async, dataloader)
 
     def load(
         self,
@@ -66,6 +75,7 @@ class CheckpointMixin:
         optimizer: OptimizerWrapper | None = None,
         lr_scheduler: LRScheduler | None = None,
         step: int | None = None,
+        dataloader: DataLoader[Any] | None = None,
     ) -> int:
         """Load what `save` wrote, under any plugin and any number of ranks.
 
@@ -78,16 +88,21 @@ class CheckpointMixin:
             optimizer: The boosted optimizer.
             lr_scheduler: Its schedule.
             step: Which state; the latest by default.
+            dataloader: The loader from the plugin's `prepare_dataloader`: its next iterator begins with the samples
+                that no rank had read, in the same epoch, whatever the number of ranks and the size of batches.
 
         Returns:
             How many steps had been taken.
 
         Raises:
             CheckpointError: There is no such state, or it is damaged, or of another program; on all ranks.
+            ConfigError: `dataloader` is another one, or has another order.
 
         Communication: as in `load_model`, for each of the parts.
         """
-        return CheckpointManager(checkpoint, self.checkpoint_io).load(model, optimizer, lr_scheduler, step)
+        check_resumable(dataloader)
+        manager = CheckpointManager(checkpoint, self.checkpoint_io)
+        return manager.load(model, optimizer, lr_scheduler, step, dataloader)
 
     def latest_step(self, checkpoint: str | Path) -> int | None:
         """Return the step from which a run can resume.
@@ -139,6 +154,8 @@ class CheckpointMixin:
         Communication: all_gather_object, all ranks, a few bytes, six times: all learn whether it succeeded. None
         without a plugin.
         """
+        if shard and has_adapters(model):
+            _say_where_adapters_are()
         self.checkpoint_io.save_model(
             model,
             checkpoint,
@@ -270,3 +287,14 @@ class CheckpointMixin:
         Communication: as in `save_model`, twice.
         """
         self.checkpoint_io.load_lr_scheduler(lr_scheduler, checkpoint)
+
+
+@cache
+def _say_where_adapters_are() -> None:
+    get_dist_logger().warning(
+        "save_model writes the base model of a model with adapters into the directory, which from_pretrained loads "
+        "without them, and the adapters into its folder adapter: PeftModel.from_pretrained(base, "
+        'f"{directory}/adapter"). For the adapters alone call booster.save_lora_as_pretrained(model, directory); for '
+        "a model with them in its weights save what model.unwrap(unwrap_peft=False).merge_and_unload() returns.",
+        ranks=[0],
+    )

@@ -6,12 +6,14 @@ from typing import Any
 
 import torch
 import xxhash
+from torch import distributed as dist
 
 from colossal._src.booster.mixed_precision import MixedPrecision
 from colossal._src.booster.plugin.base import Plugin
 from colossal._src.cluster import Axis, ParallelMesh
 from colossal._src.comm import equal_text_on_all_ranks, gather_objects
 from colossal._src.interface import Parts
+from colossal._src.pipeline import StageModules
 from colossal._src.tensor import parameter_names, placement_of
 from colossal.errors import ConfigError
 
@@ -25,22 +27,26 @@ def check_agreement(
 ) -> None:
     """Make sure that all ranks have the same model, optimizer, plugin and precision, but for the values of tensors.
 
-    Communication: all_reduce, the axes, 16 bytes; if something differs, all_gather_object, all ranks.
+    Communication: all_reduce, the axes, 16 bytes, three times for `StageModules`; if something differs,
+    all_gather_object, all ranks.
     """
     axes = [axis for axis in axes if mesh.size(axis) > 1]
     if not axes:
         return
-    description = dict(_describe(parts, plugin, precision))
-    if equal_text_on_all_ranks(repr(description), [mesh.group(axis) for axis in axes]):
+    common, own = dict(_describe_common(parts, plugin, precision)), dict(_describe_own(parts))
+    # Where the user built each stage, only the ranks that have the same stage have the same modules.
+    stage = mesh.rank("pp") if isinstance(parts.model, StageModules) else None
+    is_equal = equal_text_on_all_ranks(repr(common if stage is not None else (common, own)), _groups(mesh, axes))
+    if is_equal and stage is not None:
+        is_equal = equal_text_on_all_ranks(repr(own), _groups(mesh, [axis for axis in axes if axis != "pp"]))
+        is_equal = equal_text_on_all_ranks(repr(is_equal), _groups(mesh, axes)) and is_equal
+    if is_equal:
         return
     # long texts: they are sent only to name a difference that the digests have shown
-    ranks = gather_objects(description)
-    first = ranks[0]
+    ranks = gather_objects((stage, common, own))
     differences = [
-        f"{name} ({first.get(name, 'nothing')} on rank 0, {other.get(name, 'nothing')} on rank {rank})"
-        for name in dict.fromkeys(name for each in ranks for name in each)
-        for rank, other in enumerate(ranks)
-        if first.get(name) != other.get(name) and all(first.get(name) == each.get(name) for each in ranks[:rank])
+        *_differences([(None, common) for _, common, _ in ranks]),
+        *_differences([(stage, own) for stage, _, own in ranks]),
     ]
     shown = "; ".join(differences[:_SHOWN]) + (f"; and {len(differences) - _SHOWN} more" * (len(differences) > _SHOWN))
     raise ConfigError(
@@ -49,22 +55,47 @@ def check_agreement(
     )
 
 
-def _describe(parts: Parts, plugin: Plugin, precision: MixedPrecision | None) -> Iterator[tuple[str, str]]:
-    """Say what all ranks must have, by what it is called."""
-    names = parameter_names(parts.model)
+def _groups(mesh: ParallelMesh, axes: Iterable[Axis]) -> list[dist.ProcessGroup]:
+    return [mesh.group(axis) for axis in axes]
+
+
+def _differences(ranks: Sequence[tuple[int | None, dict[str, str]]]) -> Iterator[str]:
+    """Compare the descriptions of all ranks, each with the first one of the same stage."""
+    firsts: dict[int | None, int] = {}
+    shown = set[tuple[int | None, str]]()
+    for rank, (stage, description) in enumerate(ranks):
+        first = firsts.setdefault(stage, rank)
+        expected = ranks[first][1]
+        for name in dict.fromkeys((*expected, *description)):
+            if expected.get(name) != description.get(name) and (stage, name) not in shown:
+                shown.add((stage, name))
+                found = f"{expected.get(name, 'nothing')} on rank {first}, {description.get(name, 'nothing')}"
+                yield f"{name} ({found} on rank {rank})"
+
+
+def _describe_common(parts: Parts, plugin: Plugin, precision: MixedPrecision | None) -> Iterator[tuple[str, str]]:
+    """Say what all ranks must have, whatever parameters they hold, by what it is called."""
     yield "the plugin", _text(plugin)
     yield "the precision", _text(precision)
-    for name, parameter in parts.model.named_parameters():
-        trains = "trains" if parameter.requires_grad else "frozen"
-        yield f"parameter {name}", f"{list(placement_of(parameter).shape)} {parameter.dtype} {trains}"
-    for name, buffer in parts.model.named_buffers():
-        yield f"buffer {name}", f"{list(buffer.shape)} {buffer.dtype}"
+    yield "the kind of model", "StageModules" if isinstance(parts.model, StageModules) else "a full model"
     if parts.optimizer is not None:
         yield "the optimizer", type(parts.optimizer).__name__
         for number, group in enumerate(parts.optimizer.param_groups):
             for key, value in group.items():
                 if key not in ("params", "param_names"):
                     yield f"{key} of the optimizer's group {number}", _text(value)
+
+
+def _describe_own(parts: Parts) -> Iterator[tuple[str, str]]:
+    """Say what ranks with the same parameters must have, by what it is called."""
+    names = parameter_names(parts.model)
+    for name, parameter in parts.model.named_parameters():
+        trains = "trains" if parameter.requires_grad else "frozen"
+        yield f"parameter {name}", f"{list(placement_of(parameter).shape)} {parameter.dtype} {trains}"
+    for name, buffer in parts.model.named_buffers():
+        yield f"buffer {name}", f"{list(buffer.shape)} {buffer.dtype}"
+    if parts.optimizer is not None:
+        for number, group in enumerate(parts.optimizer.param_groups):
             for parameter in group["params"]:
                 entries = parts.optimizer.state.get(parameter, {})
                 kinds = {

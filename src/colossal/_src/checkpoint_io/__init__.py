@@ -7,6 +7,7 @@ from colossal._src.checkpoint_io.api import CheckpointIO, GeneralCheckpointIO
 from colossal._src.checkpoint_io.checkpoint_group import CheckpointGroup, ProcessGroupIO, SingleProcessIO
 from colossal._src.checkpoint_io.checkpoint_manager import CheckpointManager
 from colossal._src.checkpoint_io.index_and_names import ADAPTER_CONFIG_FILE, ADAPTER_WEIGHTS_FILES, CheckpointIndexFile
+from colossal._src.checkpoint_io.source import read_torch, write_torch
 from colossal._src.checkpoint_io.staging import Staging, prepare_directory
 
 if TYPE_CHECKING:
@@ -29,6 +30,8 @@ __all__ = [
     "Staging",
     "adapter_config_file",
     "prepare_directory",
+    "read_torch",
+    "write_torch",
 ]
 
 

@@ -45,6 +45,8 @@ class CheckpointIO:
 
     Args:
         writers: The ranks that save and load one checkpoint together; only the calling process by default.
+        member: Load this entry of a file of PyTorch's format that holds several states by name, such as ``"model"`` of
+            ``{"epoch": ..., "model": ..., "optimizer": ...}``; the content of the file by default. Saving ignores it.
 
     Example:
         >>> import tempfile, torch
@@ -57,8 +59,8 @@ class CheckpointIO:
         True
     """
 
-    def __init__(self, writers: CheckpointGroup | None = None) -> None:
-        self._writers = writers or SingleProcessIO()
+    def __init__(self, writers: CheckpointGroup | None = None, member: str | None = None) -> None:
+        self._writers, self._member = writers or SingleProcessIO(), member
         self._save_queue = SaveQueue(self._writers)
 
     def save_model(
@@ -307,7 +309,7 @@ class CheckpointIO:
         `SingleProcessIO` none.
         """
         self._save_queue.wait_until_saved()
-        with self._open(Path(checkpoint), (), low_cpu_mem_mode=False) as source:
+        with self._open(Path(checkpoint), (), low_cpu_mem_mode=self._member is not None) as source:
             return self._writers.read(partial(_read_plain, source))
 
     def synchronize(self) -> None:
@@ -348,7 +350,7 @@ class CheckpointIO:
         return self._writers
 
     def _open(self, path: Path, kinds: Any, low_cpu_mem_mode: bool) -> Source:
-        return self._writers.read(lambda: Source.find(path, kinds, low_cpu_mem_mode))
+        return self._writers.read(lambda: Source.find(path, kinds, low_cpu_mem_mode, self._member))
 
 
 GeneralCheckpointIO = CheckpointIO

@@ -24,6 +24,7 @@ from colossal.errors import CheckpointError, ConfigError
 
 _NAME = re.compile(r"step-(\d{8,})")
 _MODEL, _OPTIMIZER, _SCHEDULE, _PROGRESS = "model", "optimizer", "lr_scheduler", "progress"
+_DATA = "dataloader"
 _RENAME_EXCHANGE = 2
 _AT_FDCWD = -100
 
@@ -46,6 +47,7 @@ class CheckpointManager:
         step: int,
         keep: int,
         use_async: bool = False,
+        dataloader: Any = None,
     ) -> None:
         """Save the state after a step, and delete the oldest ones."""
         if step < 0 or keep < 1:
@@ -57,13 +59,14 @@ class CheckpointManager:
         self._io.after(clear, use_async)
         try:
             temporary = self._root / f".step-{step:08d}.tmp"
-            self._save(temporary, step, model, optimizer, lr_scheduler, use_async)
+            data = {} if dataloader is None else {_DATA: dataloader.state_dict()}
+            self._save(temporary, data | {"step": step}, model, optimizer, lr_scheduler, use_async)
             self._io.after(partial(_commit, self._root, temporary, step, keep), use_async)
         finally:
             self._io.after(clear, use_async, always=True)
 
     def _save(
-        self, temporary: Path, step: int, model: nn.Module, optimizer: Any, lr_scheduler: Any, use_async: bool
+        self, temporary: Path, progress: Any, model: nn.Module, optimizer: Any, lr_scheduler: Any, use_async: bool
     ) -> None:
         io = self._io
         io.save_model(model, temporary / _MODEL, shard=True, use_safetensors=True, use_async=use_async)
@@ -73,7 +76,7 @@ class CheckpointManager:
             io.save_plain(lambda: lr_scheduler.state_dict(), temporary / _SCHEDULE, use_async)  # noqa: PLW0108
         # now: when a background save comes to it, training has drawn more numbers
         randoms = io.writers.gather(random_state)
-        progress = {"step": step, "world_size": len(io.writers.ranks), "random": randoms}
+        progress |= {"world_size": len(io.writers.ranks), "random": randoms}
         io.save_plain(lambda: progress, temporary / _PROGRESS, use_async)
 
     def load(
@@ -82,6 +85,7 @@ class CheckpointManager:
         optimizer: Optimizer | OptimizerWrapper | None,
         lr_scheduler: LRScheduler | None,
         step: int | None = None,
+        dataloader: Any = None,
     ) -> int:
         """Load a state, and let the generators of random numbers go on from it."""
         self._io.synchronize()
@@ -94,7 +98,7 @@ class CheckpointManager:
             )
         chosen = there[-1] if step is None else step
         try:
-            return self._load(_path(self._root, chosen), model, optimizer, lr_scheduler)
+            return self._load(_path(self._root, chosen), model, optimizer, lr_scheduler, dataloader)
         except CheckpointError as error:
             earlier = [each for each in there if each < chosen]
             if not earlier:
@@ -107,9 +111,16 @@ class CheckpointManager:
         there = self._io.writers.gather(lambda: _steps(self._root))[0]
         return there[-1] if there else None
 
-    def _load(self, path: Path, model: nn.Module, optimizer: Any, lr_scheduler: LRScheduler | None) -> int:
+    def _load(self, path: Path, model: nn.Module, optimizer: Any, lr_scheduler: Any, dataloader: Any) -> int:
         io = self._io
         progress = io.load_plain(path / _PROGRESS)
+        if dataloader is not None and _DATA not in progress:
+            raise CheckpointError(
+                f"Loading a data loader needs its position. Found none in {path}. Pass dataloader to booster.save too, "
+                "or leave it out here, and skip what has been read."
+            )
+        if dataloader is not None:
+            dataloader.load_state_dict(progress[_DATA])  # first: it rejects a loader of another order
         io.load_model(model, path / _MODEL)
         if optimizer is not None:
             io.load_optimizer(optimizer, path / _OPTIMIZER)

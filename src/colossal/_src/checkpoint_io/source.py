@@ -191,12 +191,18 @@ class Source:
     that they hold what the index promises, and that they come from one save.
     """
 
-    def __init__(self, files: Mapping[Path, set[str]], index: CheckpointIndexFile | None, mmap: bool = True) -> None:
+    def __init__(
+        self,
+        files: Mapping[Path, set[str]],
+        index: CheckpointIndexFile | None,
+        mmap: bool = True,
+        member: str | None = None,
+    ) -> None:
         self.items: dict[Any, Item] = {}
         self.files: dict[Path, list[Any]] = {}
         self.plain: Any = None
         self.index = index
-        self._mmap = mmap
+        self._mmap, self._member = mmap, member
         self._stack = ExitStack()
         try:
             for path, promised in files.items():
@@ -206,11 +212,11 @@ class Source:
             raise
 
     @classmethod
-    def find(cls, path: Path, kinds: Sequence[FileNames], mmap: bool = True) -> Self:
-        """Open the files that a path stands for."""
+    def find(cls, path: Path, kinds: Sequence[FileNames], mmap: bool = True, member: str | None = None) -> Self:
+        """Open the files that a path stands for, or one entry of a file that holds several states."""
         found = find_checkpoint(path, kinds)
         if found.suffix != ".json":
-            return cls({found: set()}, None, mmap)
+            return cls({found: set()}, None, mmap, member)
         index = CheckpointIndexFile.from_file(found)
         files: dict[Path, set[str]] = {}
         for name in index.get_all_param_names():
@@ -269,6 +275,8 @@ class Source:
         if head.startswith((b"PK\x03\x04", b"\x80")):
             is_groups = self.index is not None and str(path) == self.index.get_param_group_filename()
             content = read_torch(path, mmap=self._mmap, list_name="param_groups" if is_groups else None)
+            if self._member is not None:
+                content = _entry_of(content, self._member, path)
             return {name: in_memory(value) for name, value in content.items()}
         raise CheckpointError(
             f"Loading needs a file that PyTorch or safetensors wrote. Found {path}, which starts with {head!r}. "
@@ -291,6 +299,17 @@ class Source:
                 f"The files of a checkpoint must come from one save. Found {path} of save {save_id or 'unknown'!r} "
                 f"with an index of save {expected!r}. Copy the entire directory again."
             )
+
+
+def _entry_of(content: Mapping[Any, Any], member: str, path: Path) -> dict[Any, Any]:
+    entry = content.get(member)
+    if not isinstance(entry, dict):
+        raise CheckpointError(
+            f"Loading needs a file with a dict under the name {member!r}. Found {path} with "
+            f"{listing(map(str, content)) or 'nothing'}, {member!r} being a {type(entry).__name__}. Check the path, or "
+            "load a file that holds the state itself without a member."
+        )
+    return entry
 
 
 def _reader(file: SafeFile, name: str) -> Callable[[Region, torch.Tensor], None]:

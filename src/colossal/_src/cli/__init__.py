@@ -1,4 +1,4 @@
-"""The command line: ``colossal check``, ``colossal run`` and ``colossal benchmark``.
+"""The command line: ``colossal check``, ``colossal run``, ``colossal benchmark`` and ``colossal estimate``.
 
 Nothing heavy is imported before a command needs it, so that ``colossal --help`` answers at once.
 """

@@ -24,6 +24,7 @@ COMMANDS: Mapping[str, Subcommand] = {
         "colossal._src.cli.benchmark", "Measure linear layers in parallel, or the links between ranks."
     ),
     "check": Subcommand("colossal._src.cli.check", "Check whether this machine can train, and show what is missing."),
+    "estimate": Subcommand("colossal._src.cli.estimate", "Show what each rank of a training step would hold and send."),
     "run": Subcommand("colossal._src.cli.run", "Start a training program on one node or many."),
 }
 

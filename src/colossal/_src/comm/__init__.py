@@ -12,21 +12,34 @@ from colossal._src.comm.group_reduce import (
     gather_objects,
     int64_digest,
 )
-from colossal._src.comm.matmul3d import gather_packed_rows, matmul_3d
-from colossal._src.comm.ops import all_to_all, gather, reduce, reduce_scatter, replicate, scatter
+from colossal._src.comm.ops import (
+    all_to_all,
+    end_graphs_at_collectives,
+    gather,
+    reduce,
+    reduce_scatter,
+    replicate,
+    scatter,
+)
 from colossal._src.comm.partition import Partition, PendingComm
 from colossal._src.comm.ring_exchange import Exchange, ring_all_gather, ring_reduce_scatter
-from colossal._src.comm.summa import summa_ab, summa_abt, summa_atb
 
 if TYPE_CHECKING:
     from colossal._src.comm.fp8 import all_reduce_fp8, fp8_nbytes, reduce_scatter_fp8
     from colossal._src.comm.lost_peers import LostPeerGuard
+    from colossal._src.comm.matmul3d import gather_packed_rows, matmul_3d
+    from colossal._src.comm.summa import summa_ab, summa_abt, summa_atb
 
 _MODULE_OF = {
     "LostPeerGuard": "colossal._src.comm.lost_peers",
     "all_reduce_fp8": "colossal._src.comm.fp8",
     "fp8_nbytes": "colossal._src.comm.fp8",
+    "gather_packed_rows": "colossal._src.comm.matmul3d",
+    "matmul_3d": "colossal._src.comm.matmul3d",
     "reduce_scatter_fp8": "colossal._src.comm.fp8",
+    "summa_ab": "colossal._src.comm.summa",
+    "summa_abt": "colossal._src.comm.summa",
+    "summa_atb": "colossal._src.comm.summa",
 }  # which few programs need
 
 __all__ = [
@@ -42,6 +55,7 @@ __all__ = [
     "all_to_all",
     "chunk_bounds",
     "count_collective",
+    "end_graphs_at_collectives",
     "equal_on_all_ranks",
     "equal_text_on_all_ranks",
     "fp8_nbytes",

@@ -23,7 +23,9 @@ https://arxiv.org/abs/1909.08053 (replicate and reduce are its f and g).
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 
+import sys
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import torch
@@ -318,3 +320,16 @@ def _apply(tensor: torch.Tensor, ahead: _Map, back: _Map) -> torch.Tensor:
     result = _Pair.apply(tensor, ahead, back)
     assert isinstance(result, torch.Tensor)
     return result
+
+
+def end_graphs_at_collectives() -> None:
+    """Keep torch.compile from tracing collectives: a process group written in Python is opaque to it, and an error."""
+    if "torch._dynamo" in sys.modules:  # a compiled model has imported it, and so has every optimizer
+        _skip_collectives()
+
+
+@cache
+def _skip_collectives() -> None:
+    from torch._dynamo import trace_rules
+
+    trace_rules.add("colossal._src.comm")

@@ -14,10 +14,11 @@ from colossal._src.interface.boost_types import (
     reduce_in_each_pass,
 )
 from colossal._src.interface.full_spec import FullModelSpec, FullOptimizerSpec, Peers, full_spec_of
-from colossal._src.interface.model import ModelWrapper, unwrap_model
+from colossal._src.interface.model import ModelWrapper, has_adapters, unwrap_compiled, unwrap_model
 from colossal._src.interface.nonfinite_check import NonFiniteCheck
 from colossal._src.interface.optimizer import OptimizerWrapper
 from colossal._src.interface.optimizer_check import check_optimizer
+from colossal._src.interface.refusal import SAVE_AND_GENERATE, SAVE_AND_MERGE, lift_refusals, refuse
 
 if TYPE_CHECKING:
     from colossal._src.interface.full_state_dict import full_state
@@ -43,6 +44,8 @@ _MODULE_OF = {
 }  # which few programs need
 
 __all__ = [
+    "SAVE_AND_GENERATE",
+    "SAVE_AND_MERGE",
     "AdapterNames",
     "BoostResult",
     "Boosted",
@@ -67,13 +70,17 @@ __all__ = [
     "full_spec_of",
     "full_state",
     "get_pretrained_path",
+    "has_adapters",
     "is_peft_model",
     "keywords_for",
+    "lift_refusals",
     "model_without_adapters",
     "rebind_param_groups",
     "reduce_in_each_pass",
+    "refuse",
     "refuse_unsupported",
     "set_pretrained_path",
+    "unwrap_compiled",
     "unwrap_model",
 ]
 

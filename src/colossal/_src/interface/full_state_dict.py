@@ -1,15 +1,21 @@
 """The full state of a model whose tensors ranks shard, and what would write shards as if they were full."""
 
-from functools import partial
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from torch import nn
 
-from colossal._src.interface.adapter_names import model_without_adapters
+from colossal._src.interface.adapter_names import is_peft_model, model_without_adapters
 from colossal._src.interface.full_spec import full_spec_of
-from colossal._src.tensor import backing_shard, full_tensor_of, placement_of, strip_compile_prefix
+from colossal._src.interface.refusal import SAVE_AND_MERGE, refuse
+from colossal._src.tensor import backing_shard, full_tensor_of, is_dtensor, placement_of, strip_compile_prefix
 from colossal.errors import UnsupportedError
+
+_EXPORT = (
+    "save_pretrained writes what this process has, as if it were the full model. Found {}. Call "
+    "booster.save_model(model, directory, shard=True, use_safetensors=True) on all ranks: from_pretrained loads "
+    "the directory. Adapters alone are written by booster.save_lora_as_pretrained."
+)
 
 
 @torch.no_grad()
@@ -44,8 +50,10 @@ def refuse_partial_export(model: nn.Module) -> None:
     for root in (model,) if full_spec is None else full_spec.roots:
         missing = _sharded(root) if full_spec is None else _sharded(root) or _absent(root, full_spec.names)
         exporters = [each for each in (root, model_without_adapters(root)) if hasattr(each, "save_pretrained")]
-        for exporter in [*exporters, model] if missing and exporters else ():
-            vars(exporter)["save_pretrained"] = partial(_refuse, missing)
+        if missing and exporters:
+            refuse([*exporters, model], "save_pretrained", _EXPORT.format(missing))
+        if is_peft_model(root) and any(is_dtensor(parameter) for parameter in root.parameters()):
+            refuse([root], "merge_and_unload", f"Merging needs full parameters. Found {missing}. {SAVE_AND_MERGE}")
 
 
 def _sharded(model: nn.Module) -> str:
@@ -62,11 +70,3 @@ def _absent(model: nn.Module, names: Any) -> str:
     here = {strip_compile_prefix(name) for name in model.state_dict(keep_vars=True)}
     absent = next((name for name in names if name not in here), None)
     return "" if absent is None else f"a pipeline stage without {absent}"
-
-
-def _refuse(found: str, *_args: Any, **_kwargs: Any) -> NoReturn:
-    raise UnsupportedError(
-        f"save_pretrained writes what this process has, as if it were the full model. Found {found}. Call "
-        "booster.save_model(model, directory, shard=True, use_safetensors=True) on all ranks: from_pretrained loads "
-        "the directory. Adapters alone are written by booster.save_lora_as_pretrained."
-    )

@@ -1,21 +1,24 @@
 """The boosted model."""
 
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from torch import distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.nn.utils import clip_grad
 
-from colossal._src.interface.adapter_names import model_without_adapters
+from colossal._src.interface.adapter_names import is_peft_model, model_without_adapters
+from colossal._src.interface.clipping_check import allow_clipping, forbid_clipping, refuse_clipping
 from colossal._src.interface.full_spec import full_spec_of
+from colossal._src.interface.refusal import refusal_of
 from colossal.errors import ConfigError
 
-_FRAMES = 6
-"""As far down the stack is looked: a function of torch, its list, and the generators of a module."""
+_KEEP_PEFT = "unwrap_peft=False"
+
+# apart from the models, whose copies and files would otherwise contain the optimizer that reduces gradients
+_NO_SYNC: "WeakKeyDictionary[nn.Module, Callable[[], AbstractContextManager[Any]]]" = WeakKeyDictionary()
 
 
 class ModelWrapper(nn.Module):
@@ -40,6 +43,8 @@ class ModelWrapper(nn.Module):
         self.module = module
         self._forward_context = forward_context
         self._has_full_grads = True
+        for own in _own_models(module):  # which may have been boosted before, with sharded gradients
+            allow_clipping(own)
         from colossal._src.interface.full_state_dict import refuse_partial_export
 
         refuse_partial_export(unwrap_model(module))
@@ -71,8 +76,37 @@ class ModelWrapper(nn.Module):
             return self.module(*args, **kwargs)
 
     def forbid_torch_clipping(self) -> None:
-        """Reject torch's clipping functions, which would see only a shard of the gradients, unlike the optimizer's."""
+        """Reject torch's clipping functions, which would see only a shard of the gradients, unlike the optimizer's.
+
+        They are rejected for the parameters of this model and of the user's own one, which `unwrap` returns.
+        """
         self._has_full_grads = False
+        for own in _own_models(self.module):
+            forbid_clipping(own)
+
+    def set_no_sync(self, no_sync: Callable[[], AbstractContextManager[Any]]) -> None:
+        """Set what `no_sync` opens.
+
+        Args:
+            no_sync: Returns a context in which backward passes do not reduce gradients over ranks.
+        """
+        _NO_SYNC[self] = no_sync
+
+    def no_sync(self) -> AbstractContextManager[Any]:
+        """Open a context in which gradients accumulate without being reduced over ranks, as `Booster.no_sync` does.
+
+        Returns:
+            A new context manager.
+
+        Raises:
+            ConfigError: No booster boosted this model, such as a copy of one.
+        """
+        if self not in _NO_SYNC:
+            raise ConfigError(
+                "no_sync is that of the model that boost returned. Found a model that no Booster boosted, such as a "
+                "copy. Call booster.no_sync(model), or no_sync of the boosted model."
+            )
+        return _NO_SYNC[self]()
 
     def named_parameters(
         self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
@@ -91,14 +125,8 @@ class ModelWrapper(nn.Module):
             ConfigError: `torch.nn.utils.clip_grad_norm_` or `torch.nn.utils.clip_grad_value_` calls, and the gradients
                 are not in the parameters, or some are on other ranks.
         """
-        if not self._has_full_grads and _is_clipping():
-            raise ConfigError(
-                "Gradients that are sharded over ranks, or that are in master weights, must be clipped by the boosted "
-                "optimizer. Found a call of torch.nn.utils.clip_grad_norm_ or clip_grad_value_ on the boosted model, "
-                "which would clip the gradients of each rank by a different norm, or none. Call "
-                "optimizer.clip_grad_by_norm(max_norm) or optimizer.clip_grad_by_value(value), or pass max_norm to the "
-                "Booster."
-            )
+        if not self._has_full_grads:
+            refuse_clipping()
         yield from super().named_parameters(prefix, recurse, remove_duplicate)
 
     def state_dict(self, *args: Any, only_rank_0: bool | None = None, **kwargs: Any) -> Any:
@@ -126,6 +154,18 @@ class ModelWrapper(nn.Module):
         is_first = not dist.is_initialized() or dist.get_rank() == 0
         return full_state(unwrap_model(self.module), is_kept=is_first or not only_rank_0)
 
+    def compile(self, *args: Any, **kwargs: Any) -> None:
+        """Compile the user's own model in place, so that the wrapper runs the compiled one.
+
+        Args:
+            *args: Those of `torch.nn.Module.compile`.
+            **kwargs: Those of `torch.nn.Module.compile`.
+
+        Raises:
+            UnsupportedError: The model is partitioned into pipeline stages; compile it before it is boosted.
+        """
+        self.unwrap(unwrap_peft=False).compile(*args, **kwargs)
+
     def unwrap(self, unwrap_peft: bool = True) -> nn.Module:
         """Return the user's own model, with the parameter names that it was built with.
 
@@ -140,24 +180,33 @@ class ModelWrapper(nn.Module):
         return model_without_adapters(module) if unwrap_peft else module
 
 
-def _is_clipping() -> bool:
-    """Whether one of torch's functions that clip gradients goes through parameters, directly or in a list."""
-    frame = sys._getframe()  # noqa: SLF001 (the only way to find the caller)
-    for _ in range(_FRAMES):
-        if frame is None:
-            return False
-        if frame.f_code.co_filename == clip_grad.__file__:
-            return True
-        frame = frame.f_back
-    return False
-
-
 def unwrap_model(module: nn.Module) -> nn.Module:
-    """Take all wrappers off a model."""
-    found: Any = module
+    """Take all wrappers off a model; of `torch.compile`, what it put around the boosted model."""
+    found: Any = unwrap_compiled(module)
     while isinstance(found, ModelWrapper | DistributedDataParallel):
-        found = found.module
+        found = unwrap_compiled(found.module)
     return found
+
+
+def unwrap_compiled(module: nn.Module) -> nn.Module:
+    """Find the boosted model in what `torch.compile` made of it; a model compiled before it is boosted stays so."""
+    compiled: Any = vars(module).get("_modules", {}).get("_orig_mod")
+    return compiled if isinstance(compiled, ModelWrapper | DistributedDataParallel) else module
+
+
+def has_adapters(module: nn.Module) -> bool:
+    """Whether a model, boosted or not, has adapters of peft around it."""
+    own = unwrap_model(module)
+    full_spec = full_spec_of(own)
+    return is_peft_model(own) if full_spec is None else full_spec.adapter_names is not None
+
+
+def _own_models(module: nn.Module) -> dict[nn.Module, None]:
+    """Find all of which a user may ask the parameters: the model, its stages, and what adapters are in."""
+    own = unwrap_model(module)
+    full_spec = full_spec_of(own)
+    roots = [own, *(() if full_spec is None else full_spec.roots)]
+    return dict.fromkeys(each for root in roots for each in (root, model_without_adapters(root)))
 
 
 def _attribute_hint(module: nn.Module | None, name: str) -> str:
@@ -165,8 +214,12 @@ def _attribute_hint(module: nn.Module | None, name: str) -> str:
     if module is None or name.startswith("__"):
         return ""
     original = unwrap_model(module)
-    if hasattr(original, name):
-        return f"The model that was boosted has it: use model.unwrap().{name}"
+    base = model_without_adapters(original)
+    for own in (base, original):
+        if refused := refusal_of(own, name):
+            return refused
+        if hasattr(own, name):
+            return f"The model that was boosted has it: use model.unwrap({'' if own is base else _KEEP_PEFT}).{name}"
     full_spec = full_spec_of(original)
     if full_spec is not None and any(hasattr(root, name) for root in full_spec.roots):
         return f"The model is partitioned into pipeline stages: use {name} of the model before it is boosted"

@@ -4,7 +4,7 @@ import os
 
 from torch import nn
 
-from colossal._src.interface.model import ModelWrapper
+from colossal._src.interface.model import ModelWrapper, unwrap_compiled
 from colossal._src.lazy import pretrained_path, remember_path
 
 
@@ -45,4 +45,5 @@ def set_pretrained_path(model: nn.Module, path: str | os.PathLike[str]) -> None:
 
 
 def _own(model: nn.Module) -> nn.Module:
-    return model.unwrap() if isinstance(model, ModelWrapper) else model
+    found = unwrap_compiled(model)
+    return found.unwrap() if isinstance(found, ModelWrapper) else found

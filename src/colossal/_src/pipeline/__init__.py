@@ -1,6 +1,6 @@
 """Models partitioned into stages over the pp axis, and batches that pass through them in micro-batches."""
 
-from colossal._src.pipeline.execution_sequence import ExecutionSequence, is_layer_sequence
+from colossal._src.pipeline.execution_sequence import ExecutionSequence, extract_sequence_stage, is_layer_sequence
 from colossal._src.pipeline.executor import PipelineExecutor
 from colossal._src.pipeline.layer_costs import count_layer_parameters, measure_layer_times
 from colossal._src.pipeline.microbatch import Microbatching, map_tensors, merge_outputs, split_batch, tensors_in
@@ -32,6 +32,7 @@ from colossal._src.pipeline.schedule import (
 from colossal._src.pipeline.schedule.stage_placement import PipelineStyle, SharedParameter, StagePlacement
 from colossal._src.pipeline.stage import Stage, StageOutput, model_arguments
 from colossal._src.pipeline.stage_extraction import copy_structure, count_layers
+from colossal._src.pipeline.stage_modules import FullOutline, StageArguments, StageModules
 from colossal._src.pipeline.tied_gradients import broadcast_tied_parameters
 from colossal._src.pipeline.timeline import Timeline
 from colossal._src.pipeline.weight_grads import WeightGrads
@@ -42,6 +43,7 @@ __all__ = [
     "ActionKind",
     "Costs",
     "ExecutionSequence",
+    "FullOutline",
     "Microbatching",
     "P2PMessage",
     "Pass",
@@ -51,7 +53,9 @@ __all__ = [
     "PipelineStyle",
     "SharedParameter",
     "Stage",
+    "StageArguments",
     "StageBoundary",
+    "StageModules",
     "StageOutput",
     "StagePlacement",
     "Timeline",
@@ -62,6 +66,7 @@ __all__ = [
     "copy_structure",
     "count_layer_parameters",
     "count_layers",
+    "extract_sequence_stage",
     "forward_only",
     "interleaved",
     "is_layer_sequence",

@@ -1,7 +1,7 @@
 """One stage of a pipeline, as a module."""
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, final
 
 import torch
@@ -29,11 +29,12 @@ class Stage(nn.Module):
         num_stages: int,
         passage: StageBoundary | None = None,
         shared: Sequence[SharedParameter] = (),
+        arguments: Callable[["StageOutput | None", Any], tuple[tuple[Any, ...], dict[str, Any]]] | None = None,
     ) -> None:
         super().__init__()
         self.module = module
         self.index, self.num_stages, self.shared = index, num_stages, tuple(shared)
-        self._passage = passage
+        self._passage, self._arguments = passage, arguments
         self._signature = inspect.signature(unwrap_adapters(module).forward)
 
     @classmethod
@@ -67,6 +68,9 @@ class Stage(nn.Module):
 
     def forward(self, carry: StageOutput | None, inputs: Any) -> Any:
         """Run the stage."""
+        if self._arguments is not None:
+            args, kwargs = self._arguments(carry, inputs)
+            return self.module(*args, **kwargs)
         if self._passage is None and carry is not None:
             return self.module(carry)
         args, kwargs = model_arguments(self._signature, inputs)

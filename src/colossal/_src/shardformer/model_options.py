@@ -30,7 +30,12 @@ MODEL_OPTIONS: Mapping[str, ModelOption] = {
 
 
 def choose_options(model: nn.Module, config: ShardConfig) -> list[str]:
-    """Find which options a model gets."""
+    """Find which options a model gets; reject a wrapper, whose layers are under other names than those of its class."""
+    if hasattr(model, "_orig_mod"):
+        raise UnsupportedError(
+            "The layers of a model are sharded by their names. Found torch.compile(model), which wraps the model. "
+            "Call model.compile() instead, which compiles it in place."
+        )
     asked = [name for name in MODEL_OPTIONS if getattr(config, name)]
     applied = {name: MODEL_OPTIONS[name].check(model) for name in asked}
     if not config.enable_all_optimization:

@@ -10,6 +10,7 @@ from colossal._src.cluster import ParallelMesh, current_mesh
 from colossal._src.shardformer.activation_checkpointing import checkpoint_layers
 from colossal._src.shardformer.adapters import is_adapted, shard_adapted_layer
 from colossal._src.shardformer.causal_loss import ParallelCausalLoss
+from colossal._src.shardformer.generation import adapt_generate
 from colossal._src.shardformer.head_counts import (
     adjust_key_value_groups,
     check_heads,
@@ -141,6 +142,7 @@ def _parallelize(
     if keep_sharded and (is_vocab_parallel or sharding is not None):
         causal: Any = model
         causal.loss_function = ParallelCausalLoss(mesh, sharding, is_vocab_parallel)
+    adapt_generate(model, mesh, shards_vocabulary=is_vocab_parallel, shards_tokens=sp_config is not None)
 
 
 def _refuse_adapters(model: nn.Module, sp_config: SequenceParallelConfig) -> None:

@@ -15,6 +15,14 @@ from colossal._src.tensor.introspection import (
     placement_of,
 )
 from colossal._src.tensor.layout import Layout
+from colossal._src.tensor.operators import (
+    RunLocal,
+    TensorOperators,
+    operators_mesh,
+    operators_of,
+    set_operators,
+    sharded_gradient,
+)
 from colossal._src.tensor.parallel_plan import (
     HeadCounts,
     ParallelPlan,
@@ -24,7 +32,14 @@ from colossal._src.tensor.parallel_plan import (
     unwrap_adapters,
 )
 from colossal._src.tensor.parameters import move_module, parameter_names, set_data, strip_compile_prefix
-from colossal._src.tensor.placement import Placement, backing_shard, copy_placement, set_backing_shard, set_placement
+from colossal._src.tensor.placement import (
+    Placement,
+    backing_shard,
+    copy_placement,
+    local_operations,
+    set_backing_shard,
+    set_placement,
+)
 from colossal._src.tensor.region import Region, RegionLayout
 from colossal._src.tensor.relayout import relayout
 from colossal._src.tensor.relayout_path import LayoutPath, greedy_path, plan_relayout
@@ -49,7 +64,9 @@ __all__ = [
     "Region",
     "RegionLayout",
     "RelayoutStep",
+    "RunLocal",
     "Stages",
+    "TensorOperators",
     "backing_shard",
     "base_model_of",
     "comm_device",
@@ -63,17 +80,22 @@ __all__ = [
     "layout_difference",
     "layout_of",
     "local_of",
+    "local_operations",
     "local_regions_of",
     "move_module",
     "one_step_layouts",
+    "operators_mesh",
+    "operators_of",
     "parameter_names",
     "placement_of",
     "plan_relayout",
     "relayout",
     "set_backing_shard",
     "set_data",
+    "set_operators",
     "set_placement",
     "shard",
+    "sharded_gradient",
     "stop_caching",
     "strip_compile_prefix",
     "unshard",

@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any
+from typing import Any, final
 from weakref import WeakKeyDictionary
 
 import torch
@@ -12,7 +12,7 @@ from torch import distributed as dist
 from colossal._src.comm import all_reduce_over
 from colossal._src.tensor.flat_layout import FlatLayout
 from colossal._src.tensor.layout import Layout
-from colossal._src.tensor.placement import Placement, known_placement
+from colossal._src.tensor.placement import Placement, known_placement, local_operations, plain_values
 from colossal._src.tensor.region import Region, RegionLayout
 from colossal.errors import UnsupportedError
 
@@ -131,7 +131,7 @@ def local_of(tensor: torch.Tensor) -> torch.Tensor:
         True
     """
     if not is_dtensor(tensor):
-        return tensor
+        return plain_values(tensor)
     sharded: Any = tensor
     with torch.no_grad():  # which spares an operation of autograd
         return sharded.to_local()
@@ -172,9 +172,37 @@ def full_tensor_of(tensor: torch.Tensor) -> torch.Tensor:
         return tensor
     # Shards may differ in size, so instead of a gather, each rank adds its elements to zeros.
     full = torch.zeros(placement.shape, dtype=tensor.dtype, device=tensor.device)
-    for region, view in placement.views(tensor.detach()):
+    for region, view in placement.views(local_of(tensor).detach()):
         full[region.slices] = view
     return all_reduce_over(full, placement.shard_groups)
+
+
+_TORCH: Any = torch
+_NORMS: frozenset[Any] = frozenset((_TORCH.linalg.vector_norm, _TORCH.norm, _TORCH.Tensor.norm))
+
+
+@final
+class ShardedGradient(torch.Tensor):
+    """The local gradient of a shard, whose norm is that of the full gradient.
+
+    Everything else takes it for the local tensor that it is, as optimizers do; so `torch.nn.utils.clip_grad_norm_`
+    scales all ranks by the same factor.
+    """
+
+    is_local_view = True
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Run an operation on local values; norms on full ones.
+
+        Communication: of norms all_reduce, the axes that shard it, the bytes of the full gradient.
+        """
+        with local_operations():
+            if func in _NORMS and args and isinstance(args[0], cls):
+                args = (full_tensor_of(args[0]), *args[1:])
+            return func(*args, **(kwargs or {}))
 
 
 def comm_device(tensor: torch.Tensor) -> torch.device:

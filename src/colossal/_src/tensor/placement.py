@@ -16,6 +16,8 @@ from colossal.errors import PlanError
 
 _MARK = "_colossal_placement"
 _RESTING = "_colossal_resting"
+IS_LOCAL = "is_local_view"
+"""What a class of tensors says of itself whose objects are local tensors, on which its operations go further."""
 
 Groups = tuple[dist.ProcessGroup, ...]
 
@@ -194,6 +196,7 @@ class Placement:
         Returns:
             Each region with its elements, as of `views`; the full local shard for what is no range.
         """
+        local = plain_values(local)
         return [(self._full_region, local)] if self.flat is None else views_of(local, self.flat.regions_of(self.rank))
 
     @cached_property
@@ -218,6 +221,20 @@ class Placement:
 @lru_cache(4096)
 def _full(shape: tuple[int, ...]) -> Placement:
     return Placement(Layout(shape))
+
+
+def local_operations() -> Any:
+    """Open a context in which operations take tensors of any class for what these store, in this thread."""
+    inside: Any = torch
+    return inside._C.DisableTorchFunctionSubclass()  # noqa: SLF001 (public only as a mode of all threads)
+
+
+def plain_values(tensor: torch.Tensor) -> torch.Tensor:
+    """Look at the local values of a tensor whose class runs operations on full tensors as a plain tensor."""
+    if not getattr(type(tensor), IS_LOCAL, False):
+        return tensor
+    with local_operations():
+        return tensor.detach().as_subclass(torch.Tensor)
 
 
 def set_placement(tensor: torch.Tensor, placement: Placement) -> torch.Tensor:

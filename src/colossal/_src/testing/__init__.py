@@ -1,5 +1,6 @@
-"""For tests and tutorials: process groups, comparisons with one process, expected errors, counters and figures."""
+"""For tests and tutorials: process groups, comparisons with one process, small inputs, counters and figures."""
 
+from colossal._src.cluster import fake_world
 from colossal._src.testing.asserts import (
     TOLERANCES,
     Tolerance,
@@ -9,9 +10,10 @@ from colossal._src.testing.asserts import (
 )
 from colossal._src.testing.expected_error import expect_error
 from colossal._src.testing.figures import COLORS, draw_figure
+from colossal._src.testing.finetuning_inputs import make_finetuning_inputs
 from colossal._src.testing.processes import WorldError, reuse_processes, run_processes
 from colossal._src.testing.saved_tensor_counter import SavedTensorCounter
-from colossal._src.testing.worlds import fake_world, run_threads
+from colossal._src.testing.worlds import run_threads
 
 __all__ = [
     "COLORS",
@@ -25,6 +27,7 @@ __all__ = [
     "draw_figure",
     "expect_error",
     "fake_world",
+    "make_finetuning_inputs",
     "reuse_processes",
     "run_processes",
     "run_threads",

@@ -49,6 +49,7 @@ def assert_close(
     *,
     rtol: float | None = None,
     atol: float | None = None,
+    **options: Any,
 ) -> None:
     """Compare two tensors within the tolerance of their dtype; other dtypes must be equal.
 
@@ -58,6 +59,7 @@ def assert_close(
         name: Named in the error.
         rtol: Relative tolerance in place of that of the dtype.
         atol: Absolute tolerance; 0 where only `rtol` is given.
+        **options: Passed to `torch.testing.assert_close`, such as ``check_dtype=False``.
 
     Raises:
         AssertionError: They differ.
@@ -74,10 +76,18 @@ def assert_close(
         loss: Tensor-likes are not close!
     """
     dtype = expected.dtype if isinstance(expected, torch.Tensor) else torch.float32
-    limits = TOLERANCES.get(dtype, Tolerance(0.0, 0.0, "exact"))
-    if rtol is not None or atol is not None:
-        limits = Tolerance(rtol or 0.0, atol or 0.0, "given")
-    torch.testing.assert_close(actual, expected, rtol=limits.rtol, atol=limits.atol, msg=lambda text: f"{name}: {text}")
+    limits = _limits(dtype, rtol, atol)
+    options = {"msg": lambda text: f"{name}: {text}", **options}
+    torch.testing.assert_close(actual, expected, rtol=limits.rtol, atol=limits.atol, **options)
+
+
+_GPU_FACTOR, _ELEMENTS_PER_STRAY = 10, 100
+"""How much wider limits are on a GPU, and of how many elements one may be further apart all the same."""
+
+# [Note: comparisons on a GPU]
+# A GPU computes products of other shapes by other kernels, which sum in another order. Adam divides each
+# gradient by its size: where the sum is nearly zero, its sign is what rounding made of it, and the element takes a
+# full step in either direction. A CPU sums in nearly the same order, and there no element may be further apart.
 
 
 def assert_equal_to_one_process(
@@ -97,7 +107,9 @@ def assert_equal_to_one_process(
         gradients: Whether gradients are compared too, as the model and `reference` have them after a backward pass.
             Plugins that keep gradients in shards leave none in the model.
         rtol: Relative tolerance in place of that of the dtype.
-        atol: Absolute tolerance; 0 where only `rtol` is given.
+        atol: Absolute tolerance; 0 where only `rtol` is given. On a GPU of CUDA, tensors in less than 64 bits may
+            differ by ten times as much, and 1 in 100 of their elements by more: sums are in another order, and Adam
+            makes a full step of a gradient that is as small as rounding.
 
     Raises:
         AssertionError: A parameter or a gradient differs, one of them is missing, or is on no rank.
@@ -144,13 +156,32 @@ def _held_parameters(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
     model = unwrap_model(model)
     full_spec = full_spec_of(model)
     for root in (model,) if full_spec is None else full_spec.roots:
+        root.state_dict(keep_vars=True)  # waits for what is still being gathered
         for name, parameter in root.named_parameters():
             known = strip_compile_prefix(name)
             yield known if full_spec is None else full_spec.names.get(known, known), parameter
 
 
 def _compare_full(held: torch.Tensor, expected: torch.Tensor, name: str, **limits: float | None) -> None:
-    assert_close(full_tensor_of(held).detach().to(expected.device), expected, name, **limits)
+    full = full_tensor_of(held).detach().to(expected.device)
+    if not held.is_cuda or full.dtype == torch.float64 or not _are_strays_few(full, expected, **limits):
+        assert_close(full, expected, name, **limits)
+
+
+def _are_strays_few(found: torch.Tensor, expected: torch.Tensor, **limits: float | None) -> bool:
+    """Whether all but 1 in 100 elements are within ten times the limits, and none is infinite or NaN."""
+    if (found.shape, found.dtype) != (expected.shape, expected.dtype) or not bool(found.isfinite().all()):
+        return False
+    limit = _limits(found.dtype, **limits)
+    rtol, atol = _GPU_FACTOR * limit.rtol, _GPU_FACTOR * limit.atol
+    is_near = torch.isclose(found, expected, rtol=rtol, atol=atol)
+    return int((~is_near).sum()) * _ELEMENTS_PER_STRAY <= found.numel()
+
+
+def _limits(dtype: torch.dtype, rtol: float | None, atol: float | None) -> Tolerance:
+    if rtol is not None or atol is not None:
+        return Tolerance(rtol or 0.0, atol or 0.0, "given")
+    return TOLERANCES.get(dtype, Tolerance(0.0, 0.0, "exact"))
 
 
 def assert_same_on_all_ranks(tensor: torch.Tensor, group: dist.ProcessGroup | None = None) -> None:

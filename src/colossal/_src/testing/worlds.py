@@ -1,74 +1,36 @@
-"""Ranks inside this process: a fake process group, and ranks that are threads.
+"""Ranks inside this process that are threads.
 
 Ranks that are processes are those of `colossal.testing.run_processes`.
 """
 
 import threading
 import traceback
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from contextvars import Context
 from typing import Any
 
 import torch
 from torch import distributed as dist
 from torch._C._distributed_c10d import _set_thread_isolation_mode  # pyright: ignore[reportAttributeAccessIssue]
-from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.testing._internal.distributed.multi_threaded_pg import (
     ProcessLocalGroup,
     _install_threaded_pg,
     _uninstall_threaded_pg,
 )
 
-from colossal._src.cluster import set_ambient_mesh
+from colossal._src.cluster import serve_accelerator, set_ambient_mesh
 from colossal._src.comm import uncounted
 from colossal._src.testing.processes import WorldError
-from colossal.accelerator import get_accelerator
-
-
-@contextmanager
-def fake_world(size: int, rank: int = 0) -> Iterator[None]:
-    """Be one rank of a fake process group: collectives return at once, with arbitrary values.
-
-    For meshes, plans, errors and counts of communication, at any size.
-
-    Args:
-        size: Number of ranks.
-        rank: The rank that this process is.
-
-    Communication: none, whatever runs inside: this is what it is for.
-
-    Example:
-        >>> from torch import distributed as dist
-        >>> from colossal.testing import fake_world
-        >>> with fake_world(512, rank=3):
-        ...     print(dist.get_rank(), dist.get_world_size())
-        3 512
-    """
-    _serve_accelerator("fake")
-    dist.init_process_group("fake", rank=rank, world_size=size, store=FakeStore())
-    try:
-        yield
-    finally:
-        set_ambient_mesh(None)
-        dist.destroy_process_group()
 
 
 def _prepare_threads() -> None:
     """Let torch keep the process groups of each thread apart."""
-    _serve_accelerator("threaded")
+    serve_accelerator("threaded")
     world = _install_threaded_pg()
     if not hasattr(world, "comms"):  # torch 2.11 asks for them when a group is destroyed, and has none here
         world.comms = []  # pyright: ignore[reportAttributeAccessIssue]
     ProcessLocalGroup.reduce = _reduce  # pyright: ignore[reportAttributeAccessIssue] (torch's has none)
     _set_thread_isolation_mode(True)
-
-
-def _serve_accelerator(backend: str) -> None:
-    """Let a backend of tests take tensors of this machine's accelerator: torch names some, and no other."""
-    served = dist.Backend.backend_capability[backend]
-    if (name := get_accelerator().name) not in served:
-        served.append(name)
 
 
 def run_threads(function: Callable[..., Any], size: int, *args: Any, **kwargs: Any) -> list[Any]:

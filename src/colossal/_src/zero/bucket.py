@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from colossal._src.comm import Partition, PendingComm
+from colossal._src.tensor import local_of
 from colossal._src.zero.buffer_pool import BufferPool, zeros
 from colossal._src.zero.flat_parameters import FlatParameters
 from colossal._src.zero.host_copies import host_buffer
@@ -58,7 +59,7 @@ class Bucket(FlatParameters):
     def _copy_params_into_buffer(self) -> None:
         for index, parameter in enumerate(self.parameters):
             place = self._view_of(self.working, index)
-            place.copy_(parameter.detach())
+            place.copy_(local_of(parameter).detach())
             # assigning `data` keeps the parameter itself, which hooks, tied layers and the user's optimizer refer to
             parameter.data = place
 

@@ -19,7 +19,7 @@ from colossal._src.booster.lora.adapter_injection import adapter_tree, inject_ad
 from colossal._src.checkpoint_io import ADAPTER_WEIGHTS_FILES, CheckpointGroup, CheckpointIO, adapter_config_file
 from colossal._src.cluster import Axis, ParallelMesh, current_mesh
 from colossal._src.comm import Channel
-from colossal._src.interface import ModelWrapper, full_spec_of, is_peft_model
+from colossal._src.interface import ModelWrapper, full_spec_of, is_peft_model, unwrap_compiled, unwrap_model
 from colossal.accelerator import get_accelerator
 from colossal.errors import ConfigError, UnsupportedError
 
@@ -172,8 +172,9 @@ class Lora:
     ) -> None:
         from peft import LoraConfig
 
-        if isinstance(model, ModelWrapper) or is_peft_model(model):
-            state = "is boosted" if isinstance(model, ModelWrapper) else "has adapters"
+        is_boosted = isinstance(unwrap_compiled(model), ModelWrapper)
+        if is_boosted or is_peft_model(model):
+            state = "is boosted" if is_boosted else "has adapters"
             raise ConfigError(
                 f"enable_lora takes a plain model, before boost. Found one that {state} already. "
                 "Call enable_lora once, on the model that you built, and boost what it returns."
@@ -210,7 +211,7 @@ class Lora:
 
 def _adapters_of(model: nn.Module) -> "tuple[nn.Module, PeftModel]":
     """Return this rank's adapters of a model, and its `peft.PeftModel`, or that of one of its stages."""
-    found: Any = model.unwrap(unwrap_peft=False) if isinstance(model, ModelWrapper) else model
+    found: Any = unwrap_model(model)
     full_spec = full_spec_of(found)
     roots: list[Any] = [found] if full_spec is None else list(full_spec.roots)
     if not is_peft_model(roots[0]):

@@ -5,11 +5,13 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from colossal._src.booster.plugin.base import Plugin, wrap_parts
+    from colossal._src.booster.plugin.dataloader import seed_worker
     from colossal._src.booster.plugin.ddp.torch_ddp import TorchDDPPlugin
     from colossal._src.booster.plugin.fsdp.torch_fsdp import TorchFSDPPlugin
     from colossal._src.booster.plugin.gemini.gemini_plugin import GeminiPlugin
     from colossal._src.booster.plugin.hybrid.hybrid_parallel import HybridParallelPlugin
     from colossal._src.booster.plugin.hybrid.step_plan import StepPlan, plan_step
+    from colossal._src.booster.plugin.wrap_units import find_units
     from colossal._src.booster.plugin.zero.low_level_zero import LowLevelZeroPlugin
 
 _MODULE_OF = {
@@ -20,8 +22,10 @@ _MODULE_OF = {
     "StepPlan": "colossal._src.booster.plugin.hybrid.step_plan",
     "TorchDDPPlugin": "colossal._src.booster.plugin.ddp.torch_ddp",
     "TorchFSDPPlugin": "colossal._src.booster.plugin.fsdp.torch_fsdp",
+    "find_units": "colossal._src.booster.plugin.wrap_units",
     "wrap_parts": "colossal._src.booster.plugin.base",
     "plan_step": "colossal._src.booster.plugin.hybrid.step_plan",
+    "seed_worker": "colossal._src.booster.plugin.dataloader",
 }
 
 __all__ = [
@@ -32,7 +36,9 @@ __all__ = [
     "StepPlan",
     "TorchDDPPlugin",
     "TorchFSDPPlugin",
+    "find_units",
     "plan_step",
+    "seed_worker",
     "wrap_parts",
 ]
 

@@ -1,41 +1,23 @@
 """What every plugin does."""
 
-import random
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, ClassVar, final
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, ClassVar
 
-import numpy as np
 import torch
 from torch import nn
 from torch.optim import Optimizer
-from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset
+from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
 from colossal._src.booster.mixed_precision import MixedPrecision
+from colossal._src.booster.plugin.dataloader import EpochSampler, ResumableLoader, check_loader, seed_worker
 from colossal._src.checkpoint_io import CheckpointIO
 from colossal._src.cluster import AXES, Axis, ParallelMesh, ambient_mesh
 from colossal._src.interface import Boosted, ModelWrapper, OptimizerWrapper, Parts
 from colossal._src.tensor import move_module
-from colossal.errors import ConfigError, UnsupportedError
 
 if TYPE_CHECKING:
     from colossal._src.booster.lora import Lora
-
-
-@final
-class EpochSampler(DistributedSampler[Any]):
-    """Splits a dataset across the data-parallel ranks, in a new order for each epoch.
-
-    Each new iterator begins the next epoch, so that `set_epoch` is not needed; a program that resumes calls it
-    once. All arguments are those of `torch.utils.data.DistributedSampler`: where the ranks do not divide the
-    dataset, the first samples are repeated, or with ``drop_last=True`` the last ones left out.
-    """
-
-    def __iter__(self) -> Iterator[int]:
-        """Return the indices of this rank's samples in the current epoch, and go on to the next."""
-        indices = iter(list(super().__iter__()))
-        self.set_epoch(self.epoch + 1)
-        return indices
 
 
 class Plugin(ABC):
@@ -128,7 +110,8 @@ class Plugin(ABC):
         """Make a data loader that gives each data-parallel rank its own shard of the dataset.
 
         Batch k of all ranks together holds the same samples for any number of ranks, as long as the product of
-        ranks and `batch_size` stays the same. Each new iterator is a new epoch with a new order.
+        ranks and `batch_size` stays the same. Each new iterator is a new epoch with a new order. `Booster.save` and
+        `Booster.load` take the loader and keep its position, as a number of samples of all ranks together.
 
         Args:
             dataset: A dataset with a length.
@@ -148,12 +131,12 @@ class Plugin(ABC):
             ConfigError: `batch_size` is below 1, or `kwargs` names a sampler.
             UnsupportedError: The dataset is iterable and so has no order to divide.
         """
-        _check_loader(dataset, batch_size, kwargs)
+        check_loader(dataset, batch_size, kwargs)
         rank, size = self.data_parallel_rank_and_size()
         sampler = (distributed_sampler_cls or EpochSampler)(
             dataset, num_replicas=size, rank=rank, shuffle=shuffle, seed=seed, drop_last=drop_last
         )
-        return DataLoader(
+        return (ResumableLoader if distributed_sampler_cls is None else DataLoader)(
             dataset,
             batch_size=batch_size,
             sampler=sampler,
@@ -162,7 +145,7 @@ class Plugin(ABC):
             num_workers=num_workers,
             # workers take their seeds from it: those of two ranks must not augment their samples in the same way
             generator=torch.Generator().manual_seed(seed + rank),
-            worker_init_fn=kwargs.pop("worker_init_fn", _seed_worker),
+            worker_init_fn=kwargs.pop("worker_init_fn", seed_worker),
             **kwargs,
         )
 
@@ -209,25 +192,3 @@ def wrap_parts(
     if precision is not None:
         configured = precision.configure(model, optimizer, parts.criterion)
     return Boosted(*configured, parts.dataloader, parts.lr_scheduler)
-
-
-def _check_loader(dataset: Dataset[Any], batch_size: int, kwargs: dict[str, Any]) -> None:
-    if batch_size < 1:
-        raise ConfigError(f"A batch has at least 1 sample on each rank. Found batch_size={batch_size}. Pass 1 or more.")
-    if clash := {"sampler", "batch_sampler"} & kwargs.keys():
-        raise ConfigError(
-            f"prepare_dataloader makes the sampler that shards the dataset. Found {', '.join(clash)}. "
-            "Pass distributed_sampler_cls, or build a torch DataLoader yourself."
-        )
-    if isinstance(dataset, IterableDataset):
-        raise UnsupportedError(
-            f"prepare_dataloader shards a dataset by index. Found {type(dataset).__name__}, an IterableDataset. "
-            "Shard it by rank in its __iter__, and build a torch DataLoader."
-        )
-
-
-def _seed_worker(_worker: int) -> None:
-    """Give NumPy and `random` in a worker the seed that torch drew for it; otherwise all workers draw the same."""
-    seed = torch.initial_seed()
-    random.seed(seed)
-    np.random.seed(seed % 2**32)  # noqa: NPY002 (transforms draw from the legacy generator)

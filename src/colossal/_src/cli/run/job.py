@@ -26,7 +26,7 @@ OWN = {
 """Arguments of torchrun that are decided here, and by what."""
 
 _PASSED_ON = ("PYTHONPATH", "LD_LIBRARY_PATH", "VIRTUAL_ENV", "OMP_NUM_THREADS")
-_PASSED_ON_PREFIXES = ("COLOSSAL_", "NCCL_", "GLOO_", "TORCH_NCCL_", "TORCH_FR_")
+_PASSED_ON_PREFIXES = ("COLOSSAL_", "GLOO_", "NCCL_", "TORCH_")
 _VARIABLE = re.compile(r"([A-Za-z_]\w*)(?:=(.*))?", re.DOTALL)
 _RENDEZVOUS_OPTIONS = ("rdzv_backend", "rdzv_endpoint", "rdzv_id", "standalone")
 

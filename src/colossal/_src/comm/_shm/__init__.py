@@ -19,7 +19,7 @@ from typing import Any
 
 from torch import distributed as dist
 
-from colossal._src.comm._shm.engine import Engine, Kind, functions, instruction_set
+from colossal._src.comm._shm.engine import Kind, SharedMemoryEngine, functions, instruction_set
 from colossal._src.comm._shm.group import SharedMemoryGroup
 from colossal._src.comm._shm.segment import map_shared_memory
 from colossal.errors import UnsupportedError
@@ -42,7 +42,7 @@ def create(options: Any, _: object = None) -> SharedMemoryGroup:
     return SharedMemoryGroup(store, make_engine(store, rank, ranks), options.timeout, options.group_id)
 
 
-def make_engine(store: dist.Store, rank: int, global_ranks: Sequence[int]) -> Engine:
+def make_engine(store: dist.Store, rank: int, global_ranks: Sequence[int]) -> SharedMemoryEngine:
     """Open this rank's end of new shared memory."""
     problem, num_bytes, size = "", 0, len(global_ranks)
     try:
@@ -55,7 +55,7 @@ def make_engine(store: dist.Store, rank: int, global_ranks: Sequence[int]) -> En
         num_bytes = 0 if problem else library["bytes"](size)
     descriptor, pids = map_shared_memory(dist.PrefixStore("shm/", store), rank, size, num_bytes, problem)
     try:
-        return Engine(descriptor, rank, pids, global_ranks)
+        return SharedMemoryEngine(descriptor, rank, pids, global_ranks)
     finally:
         # The mapping stays without it, and all ranks have opened theirs when `map_shared_memory` returns.
         os.close(descriptor)

@@ -129,7 +129,7 @@ def instruction_set() -> str:
 
 
 @final
-class Engine:
+class SharedMemoryEngine:
     """One rank's end of a group's shared memory.
 
     Collectives are run one after another; messages may be sent and awaited by any number of threads. Every wait ends

@@ -12,7 +12,7 @@ import torch
 from torch import distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
-from colossal._src.comm._shm.engine import Engine, Kind
+from colossal._src.comm._shm.engine import Kind, SharedMemoryEngine
 from colossal._src.comm._shm.options import as_list, native_reduction, options, reduction_number
 from colossal._src.comm._shm.progress_thread import ProgressThread
 from colossal._src.comm._shm.tensors import (
@@ -50,7 +50,7 @@ class SharedMemoryGroup(_ProcessGroup):
     gloo, which adds in another order, sums differ by the rounding of one order of additions.
     """
 
-    def __init__(self, store: dist.Store, engine: Engine, timeout: timedelta, name: str = "") -> None:
+    def __init__(self, store: dist.Store, engine: SharedMemoryEngine, timeout: timedelta, name: str = "") -> None:
         super().__init__(engine.rank, engine.size)  # pyright: ignore[reportUnknownMemberType]
         self._store, self._engine, self._timeout, self._name = store, engine, timeout, name
         self._rank, self._num_ranks = engine.rank, engine.size

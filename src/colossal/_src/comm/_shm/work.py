@@ -11,7 +11,7 @@ import torch
 from torch.distributed.distributed_c10d import Work
 from torch.futures import Future
 
-from colossal._src.comm._shm.engine import Engine
+from colossal._src.comm._shm.engine import SharedMemoryEngine
 from colossal._src.comm._shm.progress_thread import ProgressThread
 from colossal.errors import CommunicationError
 
@@ -157,7 +157,7 @@ class P2PWork(_ShmWork):
 
     def __init__(
         self,
-        engine: Engine,
+        engine: SharedMemoryEngine,
         message: int,
         tensor: torch.Tensor,
         seconds: float,
@@ -283,7 +283,7 @@ class TaskThread:
                 thread.join(seconds)
 
 
-def stop(engine: Engine, *workers: TaskThread | ProgressThread) -> None:
+def stop(engine: SharedMemoryEngine, *workers: TaskThread | ProgressThread) -> None:
     """Leave the group, which ends the waits of its workers, and end them."""
     engine.leave()
     for worker in workers:

@@ -1,6 +1,6 @@
 """The last layer of a model: from features to classes, or to the tokens of a vocabulary."""
 
-from typing import Any, final
+from typing import Any
 
 import torch
 
@@ -38,7 +38,6 @@ class _ClassifierLayer(LinearLayer):
         return {"num_classes": arguments.pop("out_features"), **arguments}
 
 
-@final
 class Classifier(_ClassifierLayer):
     """A linear layer whose few classes are replicated on every rank, for local tokens, on the ambient mesh.
 
@@ -106,7 +105,6 @@ class Classifier(_ClassifierLayer):
         self._tie_weight(weight)
 
 
-@final
 class VocabParallelClassifier(_ClassifierLayer):
     """A linear layer whose many classes are sharded, for `VocabParallelCrossEntropyLoss`, on the ambient mesh.
 

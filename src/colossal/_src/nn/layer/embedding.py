@@ -1,6 +1,6 @@
 """Embedding tables, sharded by features or by rows."""
 
-from typing import Any, final
+from typing import Any
 
 import torch
 from torch.nn import functional
@@ -85,7 +85,6 @@ class _EmbeddingLayer(ParallelLayer):
         )
 
 
-@final
 class Embedding(_EmbeddingLayer):
     """Embeddings whose features are sharded, on the ambient mesh; tokens are split as by `colossal.nn.split_input`.
 
@@ -139,7 +138,6 @@ class Embedding(_EmbeddingLayer):
         return make_layout(self.mesh, (self.num_embeddings, self.embedding_dim), {1: axes})
 
 
-@final
 class VocabParallelEmbedding(_EmbeddingLayer):
     """Embeddings whose rows are sharded, on the ambient mesh; tokens are split as by `colossal.nn.split_input`.
 

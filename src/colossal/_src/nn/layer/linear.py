@@ -100,7 +100,6 @@ class LinearLayer(ParallelLayer, ABC):
         return torch.nn.Linear(self.in_features, self.out_features, self._has_bias, device, self._dtype)
 
 
-@final
 class Linear(LinearLayer):
     """X W^T + b on the ambient mesh, whatever the mode of its tp axis; without one, a plain linear layer.
 

@@ -85,7 +85,6 @@ class _Norm(ParallelLayer):
         return f"{self.normalized_shape}, eps={self.eps}" + (f" on {self.mesh}" if self.mesh else "")
 
 
-@final
 class LayerNorm(_Norm):
     """(x - mean) / sqrt(variance + eps) * weight + bias over the features, on the ambient mesh.
 

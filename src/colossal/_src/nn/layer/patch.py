@@ -17,7 +17,6 @@ from colossal.errors import ConfigError, ShapeError
 _POSITION_STD = 0.02
 
 
-@final
 class PatchEmbedding(ParallelLayer):
     """Splits images into square patches and makes a token of each, on the ambient mesh.
 

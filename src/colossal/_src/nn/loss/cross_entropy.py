@@ -4,7 +4,7 @@ The loss is that of the full batch, on all ranks; so are its gradients.
 """
 
 from dataclasses import dataclass
-from typing import Any, Literal, cast, final
+from typing import Any, Literal, cast
 
 import torch
 from torch.autograd.function import once_differentiable
@@ -14,6 +14,7 @@ from colossal._src import comm
 from colossal._src.cluster import Axis, ParallelMesh
 from colossal._src.comm import Channel, chunk_bounds
 from colossal._src.nn.layer.tp.sharding import find_mesh, local_length, tp_sharding_of
+from colossal._src.nn.layer.tp.split_activation import split_input
 from colossal.errors import ConfigError, ShapeError
 
 Reduction = Literal["mean", "sum", "none"]
@@ -68,7 +69,6 @@ class _TokenLoss(torch.nn.Module):
             raise IndexError(f"{rule} Found {int(num_wrong)} others. Check the labels.")
 
 
-@final
 class CrossEntropyLoss(_TokenLoss):
     """Cross-entropy of logits with all classes, for this rank's tokens, on the ambient mesh.
 
@@ -111,7 +111,8 @@ class CrossEntropyLoss(_TokenLoss):
 
         Args:
             logits: This rank's tokens, (tokens, ..., classes); classes come last.
-            targets: Their classes, (tokens, ...), split as by `colossal.nn.split_input`.
+            targets: Their classes, (tokens, ...), split as by `colossal.nn.split_input`; or those of all ranks' tokens,
+                which are split here.
 
         Returns:
             The loss of all ranks' tokens, a scalar; without reduction, that of this rank's, in the targets' shape.
@@ -121,7 +122,7 @@ class CrossEntropyLoss(_TokenLoss):
             IndexError: A target is no class; on all ranks, whichever has it, but for a loss that is not reduced. An
                 accelerator that can stop by itself, as CUDA can, is not waited for: its next operation that is raises.
         """
-        check_targets(logits, targets)
+        targets = local_targets(logits, targets, self.mesh)
         flat = _upcast(logits).flatten(0, -2)
         wanted, num_wrong = self._mask_invalid_targets(targets.flatten(), flat.shape[1])
         losses = functional.cross_entropy(
@@ -139,7 +140,6 @@ class CrossEntropyLoss(_TokenLoss):
         return self._reduce_over_tokens(losses, counts.sum(), num_wrong, flat.shape[1])
 
 
-@final
 class VocabParallelCrossEntropyLoss(_TokenLoss):
     """Cross-entropy of logits with sharded classes, as `VocabParallelClassifier` returns, on the ambient mesh.
 
@@ -184,7 +184,8 @@ class VocabParallelCrossEntropyLoss(_TokenLoss):
 
         Args:
             logits: This rank's tokens and classes, (tokens, ..., classes).
-            targets: The classes of its tokens among all, (tokens, ...), split as by `colossal.nn.split_input`.
+            targets: The classes of its tokens among all, (tokens, ...), split as by `colossal.nn.split_input`; or those
+                of all ranks' tokens, which are split here.
 
         Returns:
             The loss of all ranks' tokens, a scalar; without reduction, that of this rank's, in the targets' shape.
@@ -194,7 +195,7 @@ class VocabParallelCrossEntropyLoss(_TokenLoss):
             IndexError: A target is no class; on all ranks, whichever has it, but for a loss that is not reduced. An
                 accelerator that can stop by itself, as CUDA can, is not waited for: its next operation that is raises.
         """
-        check_targets(logits, targets)
+        targets = local_targets(logits, targets, self.mesh)
         classes = self._find_class_shard(logits.shape[-1])
         wanted, num_wrong = self._mask_invalid_targets(targets.flatten(), classes.number)
         losses = cast(
@@ -270,13 +271,17 @@ def _upcast(logits: torch.Tensor) -> torch.Tensor:
     return logits.float() if logits.dtype in (torch.float16, torch.bfloat16) else logits
 
 
-def check_targets(logits: torch.Tensor, targets: torch.Tensor) -> None:
-    """Reject targets that are not one for each token."""
+def local_targets(logits: torch.Tensor, targets: torch.Tensor, mesh: ParallelMesh | None) -> torch.Tensor:
+    """This rank's targets, split if they are those of all ranks; any others are rejected."""
+    if tp_sharding_of(mesh).tokens and targets.dim() and targets.shape != logits.shape[:-1]:
+        local = split_input(targets, mesh, features=False)
+        targets = local if local.shape == logits.shape[:-1] else targets
     if logits.dim() < 2 or tuple(logits.shape[:-1]) != tuple(targets.shape):  # noqa: PLR2004 (tokens and classes)
         raise ShapeError(
             f"There is a target for each token: logits are (tokens, ..., classes), targets (tokens, ...). Found "
             f"{tuple(logits.shape)} and {tuple(targets.shape)}. Split both with colossal.nn.split_input."
         )
+    return targets
 
 
 def _supports_async_assert(device: torch.device) -> bool:

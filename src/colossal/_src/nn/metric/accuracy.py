@@ -1,16 +1,13 @@
 """How many tokens have their class found, over all ranks of the tp axis."""
 
-from typing import final
-
 import torch
 
 from colossal._src.cluster import Axis, ParallelMesh
 from colossal._src.comm import Channel, chunk_bounds
 from colossal._src.nn.layer.tp.sharding import find_mesh, tp_sharding_of
-from colossal._src.nn.loss.cross_entropy import check_targets
+from colossal._src.nn.loss.cross_entropy import local_targets
 
 
-@final
 class Accuracy:
     """Counts how many of all ranks' tokens have their largest logit at their target, on the ambient mesh.
 
@@ -41,7 +38,8 @@ class Accuracy:
 
         Args:
             logits: This rank's tokens, (tokens, ..., classes).
-            targets: Their classes, (tokens, ...), split as by `colossal.nn.split_input`.
+            targets: Their classes, (tokens, ...), split as by `colossal.nn.split_input`; or those of all ranks' tokens,
+                which are split here.
 
         Returns:
             The number of right ones among all ranks' tokens, an int64 scalar. A target of -100 is never right.
@@ -49,7 +47,7 @@ class Accuracy:
         Raises:
             ShapeError: The targets do not fit the logits.
         """
-        check_targets(logits, targets)
+        targets = local_targets(logits, targets, self.mesh)
         right = (self._find(logits) == targets).sum()
         for axis in tp_sharding_of(self.mesh).tokens:
             assert self.mesh is not None

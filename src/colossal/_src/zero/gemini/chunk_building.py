@@ -3,11 +3,14 @@
 from collections.abc import Iterable, Sequence
 
 import torch
+from torch import distributed as dist
 from torch import nn
 
 from colossal._src.amp import cast_model, castable_parameters
+from colossal._src.cluster import ParallelMesh
 from colossal._src.comm import Channel, Partition
 from colossal._src.interface import check_dense_gradients
+from colossal._src.tensor import local_of, operators_of, placement_of
 from colossal._src.zero.gemini.chunk import Chunk
 from colossal._src.zero.gemini.chunk_manager import ChunkManager
 from colossal._src.zero.gemini.chunk_search import (
@@ -75,6 +78,19 @@ def check_devices(device: torch.device, wanted: DeviceLike = None, chunk_init_de
         )
 
 
+def check_replicas(model: nn.Module, partition: Partition, mesh: ParallelMesh) -> None:
+    """Refuse to shard parameters over ranks that hold different shards of them already."""
+    ranks = set(dist.get_process_group_ranks(partition.group))
+    for name, parameter in model.named_parameters():
+        placement = placement_of(parameter)
+        if placement.is_compute_sharded and len(ranks & {*placement.layout.ranks}) > 1:
+            raise ConfigError(
+                "Chunks are sharded over ranks that hold replicas. Found that the ranks "
+                f"{sorted(ranks)} hold different shards of {name}, which is sharded over {placement.layout.ranks}. "
+                f"Enter the mesh of the model first, such as {mesh}, and let the booster be made inside."
+            )
+
+
 def check_chunkable(model: nn.Module) -> None:
     """Raise an error for a model that chunks cannot hold."""
     from colossal._src.lazy import LazyTensor
@@ -84,7 +100,8 @@ def check_chunkable(model: nn.Module) -> None:
             raise ConfigError(
                 f"A model is put into chunks once. Found that {name} is in one already. Wrap or boost it once."
             )
-        plain = type(parameter) is nn.Parameter and type(parameter.data) is torch.Tensor and not parameter.is_meta
+        is_known = type(parameter) is nn.Parameter or operators_of(parameter) is not None
+        plain = is_known and type(parameter.data) is torch.Tensor and not parameter.is_meta
         if not (plain or isinstance(parameter, LazyTensor)) or not parameter.is_floating_point():
             raise ConfigError(
                 "Chunks hold plain floating-point parameters that have values or were built lazily. Found "
@@ -165,7 +182,7 @@ def _fill(chunk: Chunk, device: torch.device) -> None:
     for index, parameter in enumerate(chunk.parameters):
         if isinstance(parameter, LazyTensor):
             parameter.materialize()
-        values = parameter.detach().to(device).contiguous()
+        values = local_of(parameter).detach().to(device).contiguous()
         work = Channel("dp").start_broadcast(values, source=0)  # in place: the other way makes a copy
         if work is not None:
             work.wait()

@@ -12,13 +12,29 @@ from torch import nn
 from colossal._src.amp import cast_floats, cast_inputs_and_outputs
 from colossal._src.cluster import current_mesh
 from colossal._src.comm import Partition
-from colossal._src.interface import Keywords, ModelWrapper, check_equal_rounding, full_state, unwrap_model
-from colossal._src.tensor import backing_shard, local_regions_of
-from colossal._src.zero.gemini.chunk_building import DeviceLike, build_chunks, check_devices
+from colossal._src.interface import (
+    SAVE_AND_GENERATE,
+    SAVE_AND_MERGE,
+    Keywords,
+    ModelWrapper,
+    check_equal_rounding,
+    full_state,
+    lift_refusals,
+    model_without_adapters,
+    refuse,
+    unwrap_model,
+)
+from colossal._src.tensor import backing_shard, local_regions_of, operators_mesh
+from colossal._src.zero.gemini.chunk_building import DeviceLike, build_chunks, check_devices, check_replicas
 from colossal._src.zero.gemini.chunk_search import ParameterOrder
 from colossal._src.zero.gemini.gemini_config import GeminiConfig
 from colossal._src.zero.zero_config import ZeroConfig
 from colossal.errors import UnsupportedError
+
+_REFUSED: Mapping[str, str] = {
+    "generate": f"generate needs full parameters. Found a model whose parameters are in chunks. {SAVE_AND_GENERATE}",
+    "merge_and_unload": f"Merging needs full parameters. Found them in chunks. {SAVE_AND_MERGE}",
+}
 
 
 @final
@@ -143,7 +159,8 @@ class GeminiDDP(ModelWrapper):
 
     def __post_init__(self, module: nn.Module) -> None:
         super().__init__(module)
-        keywords, mesh = Keywords.of(self), current_mesh()
+        # of parameters that know the mesh that they are distributed over, no other will do
+        keywords, mesh = Keywords.of(self), operators_mesh(module.parameters()) or current_mesh()
         device = mesh.accelerator.get_current_device()
         check_devices(device, self.device, self.chunk_init_device)
         self.gradients = keywords.read(ZeroConfig, stage=2)
@@ -154,17 +171,22 @@ class GeminiDDP(ModelWrapper):
             self.extra_dp_group,
             compress_fp8=self.gradients.fp8_communication,
         )
+        check_replicas(module, self.partition, mesh)
         self.dtype = self.mixed_precision
-        self.chunks = build_chunks(
-            module,
-            self.partition,
-            keywords.read(GeminiConfig),
-            self.gradients,
-            device,
-            self.dtype,
-            self.memstats,
-            self.scatter_after_inference,
-        )
+        with mesh:
+            self.chunks = build_chunks(
+                module,
+                self.partition,
+                keywords.read(GeminiConfig),
+                self.gradients,
+                device,
+                self.dtype,
+                self.memstats,
+                self.scatter_after_inference,
+            )
+        own = unwrap_model(self)
+        for name, message in _REFUSED.items():
+            refuse([each for each in (own, model_without_adapters(own)) if hasattr(each, name)], name, message)
         if self.dtype is not None:
             cast_inputs_and_outputs(self, self.dtype)
         elif self.force_outputs_fp32:
@@ -268,7 +290,9 @@ def get_static_torch_model(
     for name, parameter in unwrap_model(zero_ddp_model).named_parameters():
         # deepcopy would read the parameter, whose values are sharded
         memo[id(parameter)] = nn.Parameter(state[name].to(device, dtype), requires_grad=parameter.requires_grad)
-    return deepcopy(unwrap_model(zero_ddp_model), memo).to(device)
+    copied = deepcopy(unwrap_model(zero_ddp_model), memo).to(device)
+    lift_refusals(copied)
+    return copied
 
 
 def _shape(value: Any) -> Any:

@@ -1,11 +1,13 @@
 """Parameters whose values are fetched when an operation reads them."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol, final
 
 import torch
 from torch import nn
 from torch.nn import Parameter
+
+from colossal._src.tensor import operators_of
 
 _FETCHER_ATTR = "_colossal_reader"
 
@@ -56,7 +58,7 @@ class ManagedParameter(Parameter):
     """A parameter whose values are elsewhere between its uses.
 
     Each operation that takes one of these asks its `ParameterFetcher` for the values first; so it does not matter which
-    module uses it, or how often. What it returns are plain tensors.
+    module uses it, or how often. What it returns are plain tensors, unless the parameter has operators of its own.
     """
 
     @classmethod
@@ -68,11 +70,9 @@ class ManagedParameter(Parameter):
         with torch._C.DisableTorchFunctionSubclass():  # noqa: SLF001 (public only as a mode of all threads)
             if func in _METADATA_FUNCTIONS:
                 return func(*args, **named)
-            found = list(_managed((*args, *named.values())))
-            if not found:
-                return func(*args, **named)
-            reader: ParameterFetcher = getattr(found[0], _FETCHER_ATTR)
-            return reader.run_with_full(found, lambda: func(*args, **named))
+            found = _managed((*args, *named.values()))
+            operators = next((own for each in found if (own := operators_of(each)) is not None), None)
+            return _run(func, args, named) if operators is None else operators(func, args, named, _run)
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:
         """Describe it without its values."""
@@ -86,6 +86,15 @@ def manage_parameters(parameters: Iterable[nn.Parameter], reader: ParameterFetch
         setattr(parameter, _FETCHER_ATTR, reader)
         # in place: tied layers and the user's optimizer refer to this object
         parameter.__class__ = ManagedParameter
+
+
+def _run(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Run an operation on the values of parameters, if there are any among its arguments."""
+    found = list(_managed((*args, *kwargs.values())))
+    if not found:
+        return func(*args, **kwargs)
+    reader: ParameterFetcher = getattr(found[0], _FETCHER_ATTR)
+    return reader.run_with_full(found, lambda: func(*args, **kwargs))
 
 
 def _managed(values: Iterable[Any]) -> Iterator[nn.Parameter]:

@@ -11,6 +11,7 @@ from colossal._src.amp import DynamicScaler, ScalerConfig
 from colossal._src.cluster import current_mesh
 from colossal._src.comm import Channel, Partition
 from colossal._src.interface import Clipping, Keywords, ModelWrapper, OptimizerWrapper, check_known, keywords_for
+from colossal._src.tensor import local_of
 from colossal._src.zero.low_level import shard_optimizer
 from colossal._src.zero.zero_config import ZeroConfig
 from colossal.errors import ConfigError
@@ -62,7 +63,7 @@ def zero_model_wrapper(
             "pass zero_stage=3."
         )
     mesh = current_mesh()
-    Channel("dp", mesh).broadcast([*model.parameters(), *model.buffers()])
+    Channel("dp", mesh).broadcast(map(local_of, (*model.parameters(), *model.buffers())))
     setattr(model, _STAGE, stage)
     return model
 

@@ -9,9 +9,11 @@ from torch.optim import Optimizer
 
 from colossal._src.booster.plugin.hybrid.stage_sharding import parameters_of
 from colossal._src.cluster import ParallelMesh
+from colossal._src.comm import gather_objects
 from colossal._src.interface import FullModelSpec, FullOptimizerSpec, is_peft_model
-from colossal._src.pipeline import Stage
+from colossal._src.pipeline import FullOutline, Stage, StageModules, StagePlacement
 from colossal._src.tensor import parameter_names
+from colossal.errors import ConfigError
 
 
 @final
@@ -23,6 +25,7 @@ class FullTrainingSpec:
     full_spec: FullModelSpec  # what the state of the model holds
     groups: tuple[tuple[str, ...], ...]  # the names of the parameters of each group of the optimizer
     adapters: FullModelSpec | None = None  # what the files of its low-rank adapters hold; None without any
+    outline: FullOutline | None = None  # of a model whose stages the user built; None for one that is partitioned
 
     @classmethod
     def of(cls, model: nn.Module, optimizer: Optimizer | None) -> Self:
@@ -38,6 +41,22 @@ class FullTrainingSpec:
             adapters = FullModelSpec.of(adapter_tree(adapted))
         return cls(names, FullModelSpec.of(model), held, adapters)
 
+    @classmethod
+    def of_stage_modules(
+        cls, model: StageModules, optimizer: Optimizer | None, placement: StagePlacement, mesh: ParallelMesh
+    ) -> Self:
+        """Exchange with the other ranks of the pipeline what each of them has.
+
+        Communication: all_gather_object, pp, of all names.
+        """
+        outline = model.outline(placement, mesh)
+        names = outline.names_of(model.to_stages(outline, mesh.rank("pp")))
+        groups = [] if optimizer is None else optimizer.param_groups
+        own = [[names[parameter][0] for parameter in group["params"]] for group in groups]
+        ranks = gather_objects(own, [mesh.group("pp")])
+        spec = FullModelSpec((model,), outline.state, metadata=outline.metadata)
+        return cls(names, spec, _merge_groups(ranks, outline), outline=outline)
+
     def model_spec_of_stages(self, stages: Sequence[Stage], mesh: ParallelMesh) -> FullModelSpec:
         """Return what the full model of these stages was."""
         return replace(
@@ -52,6 +71,19 @@ class FullTrainingSpec:
     def optimizer_spec(self, mesh: ParallelMesh) -> FullOptimizerSpec:
         """Return which parameters the stages of other ranks have in the optimizer."""
         return FullOptimizerSpec(self.groups, _ranks_with_same_stages(mesh))
+
+
+def _merge_groups(ranks: Sequence[Sequence[Sequence[str]]], outline: FullOutline) -> tuple[tuple[str, ...], ...]:
+    """Merge the groups of all ranks' optimizers, in the order of the full model's parameters."""
+    merged = [dict.fromkeys(name for group in groups for name in group) for groups in zip(*ranks, strict=True)]
+    for name in outline.parameters:
+        numbers = [number for number, group in enumerate(merged) if name in group]
+        if len(numbers) > 1:
+            raise ConfigError(
+                "A tied parameter is in the same group of the optimizer on all ranks. Found "
+                f"{' = '.join(outline.parameters[name])} in the groups {numbers}. Put it into one of them everywhere."
+            )
+    return tuple(tuple(name for name in outline.parameters if name in group) for group in merged)
 
 
 def _ranks_with_same_stages(mesh: ParallelMesh) -> tuple[int, ...]:

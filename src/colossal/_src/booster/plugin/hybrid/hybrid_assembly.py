@@ -29,6 +29,7 @@ from colossal._src.booster.plugin.hybrid.hybrid_options import HybridOptions
 from colossal._src.booster.plugin.hybrid.pipelined_model import GradientAverager, HybridExecutor, PipelinedModel
 from colossal._src.booster.plugin.hybrid.stage_sharding import (
     cast_stage_inputs_and_outputs,
+    check_sharded_stages,
     choose_plan,
     extract_stages,
     rebind_to_stages,
@@ -47,7 +48,7 @@ from colossal._src.interface import (
     check_optimizer,
     reduce_in_each_pass,
 )
-from colossal._src.pipeline import PipelineExecutor, Stage, broadcast_tied_parameters
+from colossal._src.pipeline import PipelineExecutor, Stage, StageModules, broadcast_tied_parameters
 from colossal._src.tensor import ParallelPlan, move_module
 from colossal._src.zero import ZeroShards, shard_optimizer
 
@@ -57,7 +58,7 @@ from colossal._src.zero import ZeroShards, shard_optimizer
 class Assembly:
     """What is built so far of a model that is trained in parts."""
 
-    model: nn.Module  # The full model, the same on all ranks. Its modules go into the stages.
+    model: nn.Module  # the full model, the same on all ranks, or this rank's `StageModules`
     optimizer: Optimizer | None  # of the full model; None to run forward passes only
     plan: ParallelPlan | None  # the plan of the model; None where nothing of it is needed, or for that of its family
     options: HybridOptions  # of the plugin
@@ -111,13 +112,21 @@ def check(assembly: Assembly) -> Assembly:
     mesh = assembly.mesh
     if assembly.optimizer is not None:
         check_optimizer(assembly.optimizer, shards=mesh.size("tp") > 1, subsets=mesh.size("pp") > 1)
+    if isinstance(assembly.model, StageModules):
+        assert assembly.full_spec.outline is not None
+        check_sharded_stages(assembly.full_spec.outline, mesh)
+        return assembly
     plan, chosen = choose_plan(assembly.model, assembly.plan, assembly.options, mesh)
     return replace(assembly, plan=plan, chosen=chosen)
 
 
 def partition(assembly: Assembly) -> Assembly:
     """Keep the stages of this rank."""
-    stages = extract_stages(assembly.model, assembly.plan, assembly.options, assembly.mesh)
+    if isinstance(assembly.model, StageModules):
+        assert assembly.full_spec.outline is not None
+        stages = assembly.model.to_stages(assembly.full_spec.outline, assembly.mesh.rank("pp"))
+    else:
+        stages = extract_stages(assembly.model, assembly.plan, assembly.options, assembly.mesh)
     return replace(assembly, stages=tuple(stages))
 
 

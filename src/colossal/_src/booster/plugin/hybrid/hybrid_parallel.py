@@ -15,7 +15,7 @@ from colossal._src.booster.plugin.data_parallel import DataParallelPlugin, check
 from colossal._src.booster.plugin.hybrid.hybrid_options import parse_hybrid_options
 from colossal._src.cluster import ParallelMesh
 from colossal._src.interface import Boosted, Parts
-from colossal._src.pipeline import PipelineStageManager, PipelineStyle
+from colossal._src.pipeline import PipelineStageManager, PipelineStyle, StageModules
 from colossal._src.shardformer import GradientCheckpointConfig, PipelineGradientCheckpointConfig, ShardConfig
 from colossal._src.tensor import ParallelPlan
 
@@ -269,7 +269,8 @@ class HybridParallelPlugin(DataParallelPlugin):
         """Wrap the parts of a training program for this plugin.
 
         Args:
-            parts: As the user built them, the same on all ranks; the model is sharded in place.
+            parts: As the user built them, the same on all ranks; the model is sharded in place. Or a `StageModules`
+                as the model, of the stages that this rank has.
             device: Where the model goes.
             precision: That of the Booster, if the plugin has none of its own.
 
@@ -300,7 +301,7 @@ class HybridParallelPlugin(DataParallelPlugin):
         """Gather what the pass of `build` begins with.
 
         Args:
-            model: The full model.
+            model: The full model, or the `StageModules` of this rank.
             optimizer: Of its parameters; None to run forward passes only.
             device: Where the model goes; ``meta`` to plan a step.
             precision: That of the Booster, if the plugin has none of its own.
@@ -314,10 +315,15 @@ class HybridParallelPlugin(DataParallelPlugin):
         """
         from colossal._src.booster.plugin.hybrid.full_training_spec import FullTrainingSpec
         from colossal._src.booster.plugin.hybrid.hybrid_assembly import Assembly
+        from colossal._src.booster.plugin.hybrid.stage_sharding import check_stage_modules
 
         if device.type != "meta":
             check_device(device, self.mesh)
-        full_spec = FullTrainingSpec.of(model, optimizer)
+        if isinstance(model, StageModules):
+            check_stage_modules(self._plan, self._options, device)
+            full_spec = FullTrainingSpec.of_stage_modules(model, optimizer, self._options.placement, self.mesh)
+        else:
+            full_spec = FullTrainingSpec.of(model, optimizer)
         options = replace(self._options, zero=self._options.zero.in_precision(precision))
         return Assembly(
             model, optimizer, self._plan, options, self._scaler, self.mesh, self._replicas, device, full_spec

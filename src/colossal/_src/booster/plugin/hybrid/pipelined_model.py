@@ -10,11 +10,22 @@ from torch import nn
 from colossal._src.booster.plugin.ddp.torch_ddp import DDPConfig
 from colossal._src.cluster import ParallelMesh
 from colossal._src.comm import Channel, all_reduce_fp8, count_collective, fp8_nbytes, group_into_buckets
-from colossal._src.interface import FullModelSpec, OptimizerWrapper
+from colossal._src.interface import (
+    SAVE_AND_GENERATE,
+    SAVE_AND_MERGE,
+    FullModelSpec,
+    OptimizerWrapper,
+    model_without_adapters,
+    refuse,
+)
 from colossal._src.pipeline import PipelineExecutor, Stage, Timeline
 from colossal._src.shardformer import switch_checkpointing
 from colossal.errors import UnsupportedError
 
+_REFUSED: Mapping[str, str] = {
+    "generate": f"generate calls the full model for each token. Found a model in pipeline stages. {SAVE_AND_GENERATE}",
+    "merge_and_unload": f"Merging takes adapters of all layers. Found a model in pipeline stages. {SAVE_AND_MERGE}",
+}
 _CHECKPOINT_KWARGS: Mapping[str, Any] = {"use_reentrant": False, "preserve_rng_state": True}
 
 
@@ -33,6 +44,9 @@ class PipelinedModel(nn.Module):
         self.full_spec, self.adapters = full_spec, adapters
         self.stages = nn.ModuleList(stages)
         self._run = run
+        for name, message in _REFUSED.items():
+            own = [each for root in full_spec.roots for each in (root, model_without_adapters(root))]
+            refuse([*own, *([self] if any(hasattr(each, name) for each in own) else [])], name, message)
 
     def record(self) -> AbstractContextManager[list[Timeline]]:
         """Measure when each pass of a step is; see `PipelineExecutor.record`."""
@@ -55,12 +69,26 @@ class PipelinedModel(nn.Module):
         for stage in self._run.stages.values():
             switch_checkpointing(stage.module, enabled=False)
 
+    def compile(self, *_args: Any, **_kwargs: Any) -> None:
+        """Refuse: stages are called one by one, so nothing would be compiled."""
+        raise UnsupportedError(
+            "A model is compiled before it is partitioned into pipeline stages. Found a boosted one. Call "
+            "model.compile() before boost."
+        )
+
     def forward(self, *_args: Any, **_kwargs: Any) -> Any:
         """Refuse: no rank has the full model."""
         raise UnsupportedError(
             "The stages of a pipeline are run by booster.execute_pipeline. Found a call of the model. Call "
             "execute_pipeline(data_iter, model, criterion, optimizer), under torch.no_grad() to evaluate."
         )
+
+    def __getattr__(self, name: str) -> Any:
+        """Find the configuration of the full model."""
+        full_spec: FullModelSpec | None = vars(self).get("full_spec")
+        if name == "config" and full_spec is not None and full_spec.config is not None:
+            return full_spec.config
+        return super().__getattr__(name)
 
 
 @final

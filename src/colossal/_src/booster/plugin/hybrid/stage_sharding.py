@@ -13,6 +13,7 @@ from colossal._src.booster.plugin.hybrid.hybrid_options import HybridOptions
 from colossal._src.cluster import ParallelMesh
 from colossal._src.interface import rebind_param_groups
 from colossal._src.pipeline import (
+    FullOutline,
     Stage,
     StageOutput,
     copy_structure,
@@ -58,6 +59,41 @@ def choose_plan(
     if checkpoints:
         _check_checkpointing(model, plan, options)
     return plan, tuple(chosen)
+
+
+def check_stage_modules(plan: ParallelPlan | None, options: HybridOptions, device: torch.device) -> None:
+    """Reject options that change a full model, where the user built each stage."""
+    if device.type == "meta":
+        raise UnsupportedError(
+            "A step is planned of a full model, whose stages before this rank's are run for their shapes. Found "
+            "StageModules. Plan a model that the plugin partitions, such as a torch.nn.Sequential of the layers."
+        )
+    config = options.sharding
+    refused = {
+        "pp_size": options.pp_size == 1,
+        "custom_policy": plan is not None,
+        "num_layers_per_stage": options.num_layers_per_stage is not None,
+        "gradient_checkpoint_config": config.gradient_checkpoint_config is not None,
+        "enable_sequence_parallelism": config.enable_sequence_parallelism,
+        "enable_all_optimization": config.enable_all_optimization,
+        **{name: getattr(config, name) for name in MODEL_OPTIONS},
+    }
+    if found := [name for name, is_refused in refused.items() if is_refused]:
+        raise UnsupportedError(
+            "StageModules are stages of a pipeline that the user has built as they train: the plugin does not change "
+            f"their layers. Found {', '.join(found)}. Use pp_size=2 or more and leave the others out: build stages of "
+            "as many layers as you like, of modules that checkpoint their activations, or of layers of colossal.nn."
+        )
+
+
+def check_sharded_stages(outline: FullOutline, mesh: ParallelMesh) -> None:
+    """Reject stages that all tensor-parallel ranks would compute in full."""
+    if mesh.size("tp") > 1 and not outline.is_compute_sharded:
+        raise ConfigError(
+            f"Stages on {mesh.size('tp')} tensor-parallel ranks are built of layers that are sharded over them. Found "
+            "no such parameter on any stage. Build them of the layers of colossal.nn inside of `with plugin.mesh:`, or "
+            "pass tp_size=1."
+        )
 
 
 def _needs_plan(model: nn.Module, options: HybridOptions, mesh: ParallelMesh) -> bool:

@@ -25,7 +25,7 @@ from colossal._src.interface import (
     Parts,
     reduce_in_each_pass,
 )
-from colossal._src.tensor import move_module
+from colossal._src.tensor import local_of, move_module
 from colossal._src.zero import ZeroConfig, ZeroShards, shard_optimizer
 
 
@@ -169,7 +169,7 @@ class LowLevelZeroPlugin(DataParallelPlugin):
             cast_model(model, options.dtype)
         move_module(model, device)
         # before the parameters are sharded: a gather would else join segments of different models
-        Channel("dp", mesh).broadcast([*model.parameters(), *model.buffers()])
+        Channel("dp", mesh).broadcast(map(local_of, (*model.parameters(), *model.buffers())))
         optimizer = None if parts.optimizer is None else self._shard(model, parts.optimizer, options, device, mesh)
         broadcast_buffers_before_forward(model, mesh)
         wrapper = ModelWrapper(model)

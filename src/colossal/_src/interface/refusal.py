@@ -1,0 +1,52 @@
+"""Methods of a user's own model that need what no rank has, or that this rank has only a part of."""
+
+from collections.abc import Iterable
+from typing import Any, NoReturn, final
+
+from torch import nn
+
+from colossal.errors import UnsupportedError
+
+SAVE_AND_GENERATE = (
+    "Save it by booster.save_model(model, directory, shard=True, use_safetensors=True), and generate with what "
+    "from_pretrained(directory) loads."
+)
+"""What to do instead of `generate`."""
+
+SAVE_AND_MERGE = (
+    "Save it by booster.save_model(model, directory, shard=True, use_safetensors=True) on all ranks, and merge in one "
+    'process: PeftModel.from_pretrained(base, f"{directory}/adapter").merge_and_unload(), where base is what '
+    "from_pretrained(directory) loads."
+)
+"""What to do instead of `merge_and_unload`."""
+
+
+@final
+class Refusal:
+    """Takes the place of a method, and raises an error when it is called."""
+
+    def __init__(self, message: str) -> None:
+        self.message = message
+
+    def __call__(self, *_args: Any, **_kwargs: Any) -> NoReturn:
+        """Say what to do instead."""
+        raise UnsupportedError(self.message)
+
+
+def refuse(models: Iterable[nn.Module], name: str, message: str) -> None:
+    """Reject a method of models, which some of them may not have."""
+    for model in models:
+        vars(model)[name] = Refusal(message)
+
+
+def refusal_of(model: nn.Module, name: str) -> str:
+    """Return why a method is rejected; empty if it is not."""
+    found = vars(model).get(name)
+    return found.message if isinstance(found, Refusal) else ""
+
+
+def lift_refusals(model: nn.Module) -> None:
+    """Give a model back what was rejected, such as a copy with full parameters."""
+    for module in model.modules():
+        for name in [name for name, value in vars(module).items() if isinstance(value, Refusal)]:
+            del vars(module)[name]

@@ -1,0 +1,126 @@
+# pyright: reportArgumentType=false, reportCallIssue=false, reportPrivateImportUsage=false
+"""A compiled model trains as the plain one of one process, under every plugin, wherever it is compiled."""
+
+import warnings
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from chosen import chosen
+from families import build, inputs_of
+from torch import nn
+from torch._dynamo.utils import counters
+
+from colossal.booster import Booster
+from colossal.booster.plugin import (
+    GeminiPlugin,
+    HybridParallelPlugin,
+    LowLevelZeroPlugin,
+    TorchDDPPlugin,
+    TorchFSDPPlugin,
+)
+from colossal.errors import UnsupportedError
+from colossal.testing import run_processes
+
+HYBRID = partial(HybridParallelPlugin, precision="fp32")
+SEQUENCE = partial(HYBRID, enable_sequence_parallelism=True)
+PLUGINS: dict[str, Callable[[], Any]] = {
+    "DDP": TorchDDPPlugin,
+    "FSDP": TorchFSDPPlugin,
+    "ZeRO-1": partial(LowLevelZeroPlugin, precision="fp32"),
+    "ZeRO-2": partial(LowLevelZeroPlugin, precision="fp32", stage=2),
+    "Gemini": partial(GeminiPlugin, precision="fp32"),
+    "tp2": partial(HYBRID, 2, 1),
+    "tp2, split_gather": partial(SEQUENCE, 2, 1, sequence_parallelism_mode="split_gather"),
+    "sp2, all_to_all": partial(SEQUENCE, 1, 1, 2, sequence_parallelism_mode="all_to_all"),
+    "sp2, ring_attn": partial(SEQUENCE, 1, 1, 2, sequence_parallelism_mode="ring_attn"),
+    "pp2": partial(HYBRID, 1, 2, num_microbatches=2),
+}
+WAYS: dict[str, tuple[Callable[[Any], Any], Callable[[Any], object]]] = {
+    "in place": (lambda model: model.compile(backend="aot_eager") or model, lambda _: None),
+    "wrapped": (lambda model: torch.compile(model, backend="aot_eager"), lambda _: None),
+    "after boost": (lambda model: model, lambda boosted: boosted.unwrap().compile(backend="aot_eager")),
+    "around boost": (lambda model: model, lambda boosted: boosted.compile(backend="aot_eager")),
+}
+SHARDED = {name for name in PLUGINS if "2" in name and name != "ZeRO-2"}
+CASES = [
+    (plugin, way)
+    for plugin in PLUGINS
+    for way in WAYS
+    if not (way == "wrapped" and plugin in SHARDED) and not ("boost" in way and plugin == "pp2")
+]
+
+
+def make() -> nn.Module:
+    return build("llama").float()
+
+
+def batches() -> list[dict[str, torch.Tensor]]:
+    return [
+        {name: torch.cat([value, value.flip(0)]) for name, value in inputs_of("llama", n).items()} for n in range(3)
+    ]
+
+
+def train(booster: Booster, before: Callable[[Any], Any], after: Callable[[Any], Any]) -> list[float]:
+    torch._dynamo.reset()
+    model = before(make())
+    boosted: Any = booster.boost(model, torch.optim.SGD(model.parameters(), lr=0.5))
+    model, optimizer, *_ = boosted
+    after(model)
+    rank, size = booster.plugin.data_parallel_rank_and_size()
+    losses = []
+    for batch in batches():
+        part = {name: value.chunk(size)[rank] for name, value in batch.items()}
+        done = booster.execute_pipeline(iter([part]), model, lambda out, _: out.loss, optimizer)
+        losses.append(done["loss"])
+        optimizer.step()
+        optimizer.zero_grad()
+    total = torch.stack(losses)
+    torch.distributed.all_reduce(total)
+    return (total / torch.distributed.get_world_size()).tolist()
+
+
+def compare_all(cases: list[tuple[str, str]], expected: list[float]) -> None:
+    warnings.simplefilter("ignore")
+    for plugin, way in cases:
+        counters.clear()
+        losses = train(Booster(plugin=PLUGINS[plugin](), device="cpu"), *WAYS[way])
+        message = f"{plugin}, compiled {way}"
+        torch.testing.assert_close(
+            losses, expected, rtol=0, atol=2e-6, msg=lambda text, name=message: f"{name}: {text}"
+        )
+        assert counters["stats"]["unique_graphs"] > 0, message
+
+
+@pytest.mark.chosen
+def test_a_compiled_model_is_one_process() -> None:
+    booster = Booster(device="cpu")
+    model, optimizer, *_ = booster.boost((plain := make()), torch.optim.SGD(plain.parameters(), lr=0.5))
+    expected = []
+    for batch in batches():
+        loss = model(**batch).loss
+        booster.backward(loss, optimizer)
+        optimizer.step()
+        optimizer.zero_grad()
+        expected.append(loss.item())
+    kinds = [[case for case in CASES if (case[0] in SHARDED) is is_sharded] for is_sharded in (False, True)]
+    cases = [*chosen(kinds[0], 1, "compiled models"), *chosen(kinds[1], 1, "compiled models, sharded")]
+    run_processes(compare_all, 2, cases, expected, timeout_seconds=600)
+
+
+def refuse(plugin: str) -> None:
+    booster, model = Booster(plugin=PLUGINS[plugin](), device="cpu"), make()
+    with pytest.raises(UnsupportedError, match=r"model\.compile\(\) instead"):
+        booster.boost(torch.compile(model, backend="eager"), torch.optim.SGD(model.parameters()))
+    if plugin == "pp2":
+        boosted, *_ = booster.boost(model, torch.optim.SGD(model.parameters()))
+        for each in (boosted, boosted.unwrap()):
+            with pytest.raises(UnsupportedError, match="before boost"):
+                each.compile(backend="eager")
+
+
+@pytest.mark.parametrize("plugin", sorted(SHARDED))
+def test_what_would_not_be_compiled_is_refused(plugin: str) -> None:
+    run_processes(refuse, 2, plugin)
