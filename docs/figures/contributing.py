@@ -2,7 +2,7 @@
 
 from itertools import pairwise
 
-from concepts import ACCENT, EMPTY, INK, LANGUAGES, MUTED, RANKS, SOURCE, Drawing
+from drawing import EMPTY, GREY, Drawing, tint, write_figures
 
 COLUMNS = (
     ("your loop", "你的循环"),
@@ -22,41 +22,31 @@ STEP = (
 )
 TALK = ("all-reduce over dp", "在 dp 轴上 all-reduce")
 DROP = ("overflow: no update", "溢出：不更新")
-LEFT, TOP, WIDTH, HEIGHT, GAP = 14, 52, 158, 38, 36
+LEFTS, WIDTHS = (10, 166, 254, 394, 536), (138, 70, 122, 124, 146)
+TOP, HEIGHT = 52, 38
 
 
 def draw_step(language: str) -> Drawing:
-    """One row for each line of the loop, one column for each floor; the ranks meet in one place only."""
-    d = Drawing(966, 404, language)
-    for column, words in enumerate(COLUMNS):
-        x = LEFT + column * (WIDTH + GAP)
-        d.box(x - 6, 34, WIDTH + 12, 356, EMPTY, stroke="none", rx=8)
-        d.text(x + WIDTH / 2, 18, words[d.language], 15, INK)
+    """One row for each line of the loop, one column for each floor; the ranks communicate in one place only."""
+    d = Drawing(404, language, {})
+    for left, width, words in zip(LEFTS, WIDTHS, COLUMNS, strict=True):
+        d.box(left - 5, 34, width + 10, 356, EMPTY, stroke="none", rx=8)
+        d.text(left + width / 2, 18, words[d.language], 14)
     for row, cells in enumerate(STEP):
         y = TOP + row * 56
         visited = [column for column, cell in enumerate(cells) if cell]
         for column in visited:
-            cell, x = cells[column], LEFT + column * (WIDTH + GAP)
-            d.box(
-                x, y, WIDTH, HEIGHT, "white" if column == 0 else RANKS[0] if column < len(cells) - 1 else RANKS[2], rx=6
-            )
-            d.text(x + WIDTH / 2, y + HEIGHT / 2, cell if isinstance(cell, str) else cell[d.language], 13)
+            cell = cells[column]
+            fill = "white" if column == 0 else GREY
+            words = cell if isinstance(cell, str) else cell[d.language]
+            d.box(LEFTS[column], y, WIDTHS[column], HEIGHT, fill, words, 12.5, rx=6)
         for start, end in pairwise(visited):
-            d.arrow(
-                LEFT + start * (WIDTH + GAP) + WIDTH + 2, y + HEIGHT / 2, LEFT + end * (WIDTH + GAP) - 3, y + HEIGHT / 2
-            )
-    talk_y, drop_y = TOP + 2 * 56 + HEIGHT + 9, TOP + 4 * 56 + HEIGHT + 9
-    d.text(LEFT + 4 * (WIDTH + GAP) + WIDTH / 2, talk_y, TALK[d.language], 12.5, ACCENT)
-    d.text(LEFT + 3 * (WIDTH + GAP) + WIDTH / 2, drop_y, DROP[d.language], 12.5, MUTED)
+            d.arrow((LEFTS[start] + WIDTHS[start] + 2, y + HEIGHT / 2), (LEFTS[end] - 3, y + HEIGHT / 2))
+    for column, row, words, meaning in ((4, 2, TALK, "communication"), (3, 4, DROP, "update")):
+        y = TOP + row * 56 + HEIGHT + 9
+        d.box(LEFTS[column] - 5, y - 8, WIDTHS[column] + 10, 16, tint(meaning), words[d.language], 12, stroke="none")
     return d
 
 
-def main() -> None:
-    """Write the figure in every language."""
-    for language in LANGUAGES:
-        path = SOURCE / language / "images" / "contributing_step.svg"
-        path.write_text(draw_step(language).svg(), encoding="utf-8")
-
-
 if __name__ == "__main__":
-    main()
+    write_figures({"contributing_step": draw_step})

@@ -3,18 +3,9 @@
 Run it from anywhere: `python docs/figures/get_started.py`. The same input gives the same bytes.
 """
 
-from html import escape
 from itertools import pairwise
-from pathlib import Path
 
-from colossal.testing import COLORS
-
-SOURCE = Path(__file__).resolve().parents[1] / "source"
-LANGUAGES = ("en", "zh-Hans")
-
-INK, GREY, BLUE, GREEN, ORANGE = "#1f2933", "#6b7785", "#dbe9f9", "#dff2e1", "#fdeacc"
-BLUE_LINE, GREEN_LINE, ORANGE_LINE = "#2f6db3", "#3c8d4a", "#c17d11"
-FONT = "'DejaVu Sans', 'Noto Sans CJK SC', 'PingFang SC', 'Microsoft YaHei', sans-serif"
+from drawing import EMPTY, GREY, MUTED, RANKS, Drawing, tint, write_figures
 
 # One row per label: English, Chinese.
 LABELS = {
@@ -31,18 +22,18 @@ LABELS = {
     "operate": ("operate", "运行"),
     "understand": ("understand", "理解原理"),
     "contribute": ("contribute", "参与开发"),
-    "installation": ("Installation", "安装"),
     "run_demo": ("Quick demo", "快速演示"),
+    "finetune": ("Fine-tune", "微调"),
+    "will_it_fit": ("Will it fit?", "放得下吗？"),
+    "fit": ("Fit a larger model", "训练更大的模型"),
+    "performance": ("Performance guide", "性能指南"),
+    "nodes": ("Several nodes", "多机训练"),
+    "troubleshooting": ("Troubleshooting", "故障排查"),
     "booster": ("Booster", "Booster"),
-    "precision": ("Mixed precision", "混合精度"),
-    "zero": ("ZeRO", "ZeRO"),
     "gemini": ("Gemini", "Gemini"),
     "shardformer": ("Shardformer", "Shardformer"),
-    "tensor": ("Tensor parallelism", "张量并行"),
     "pipeline": ("Pipeline parallelism", "流水线并行"),
-    "launch": ("Launch", "启动"),
     "checkpoints": ("Checkpoints", "检查点"),
-    "faults": ("Fault tolerance", "容错"),
     "distributed_training": ("Distributed training", "分布式训练"),
     "paradigms": ("Kinds of parallelism", "并行技术"),
     "overview": ("Overview of colossal", "colossal 总览"),
@@ -56,130 +47,75 @@ LABELS = {
 }
 
 
-class Drawing:
-    """An SVG picture on a white ground, in one language.
-
-    Args:
-        width: In pixels.
-        height: In pixels.
-        language: Column of `LABELS`.
-    """
-
-    def __init__(self, width: int, height: int, language: str) -> None:
-        self.language = LANGUAGES.index(language)
-        self.parts = [
-            f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}"',
-            f'viewBox="0 0 {width} {height}" font-family="{FONT}" font-size="14" fill="{INK}">',
-            '<defs><marker id="tip" viewBox="0 0 10 10" refX="9" refY="5" markerWidth="7" markerHeight="7"',
-            f'orient="auto-start-reverse"><path d="M0 0 L10 5 L0 10 z" fill="{GREY}"/></marker></defs>',
-            f'<rect width="{width}" height="{height}" rx="6" fill="#ffffff"/>',
-        ]
-
-    def label(self, key: str, *values: object) -> str:
-        """Return a label in the language of the picture."""
-        return LABELS[key][self.language].format(*values)
-
-    def text(self, x: float, y: float, text: str, size: int = 14, color: str = INK, anchor: str = "middle") -> None:
-        """Write a line of text."""
-        self.parts.append(
-            f'<text x="{x:g}" y="{y:g}" font-size="{size}" text-anchor="{anchor}" fill="{color}">{escape(text)}</text>'
-        )
-
-    def box(self, x: float, y: float, width: float, height: float, fill: str, line: str, dash: str = "") -> None:
-        """Draw a rounded box."""
-        dashes = f' stroke-dasharray="{dash}"' if dash else ""
-        self.parts.append(
-            f'<rect x="{x:g}" y="{y:g}" width="{width:g}" height="{height:g}" rx="6" fill="{fill}" '
-            f'stroke="{line}" stroke-width="1.5"{dashes}/>'
-        )
-
-    def arrow(self, x1: float, y1: float, x2: float, y2: float, *, both: bool = False) -> None:
-        """Draw an arrow from the first point to the second."""
-        start = ' marker-start="url(#tip)"' if both else ""
-        self.parts.append(
-            f'<line x1="{x1:g}" y1="{y1:g}" x2="{x2:g}" y2="{y2:g}" stroke="{GREY}" stroke-width="1.5" '
-            f'marker-end="url(#tip)"{start}/>'
-        )
-
-    def save(self, name: str) -> None:
-        """Write the picture into the folder of its language."""
-        folder = SOURCE / LANGUAGES[self.language] / "images"
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / f"{name}.svg").write_text("\n".join([*self.parts, "</svg>", ""]), encoding="utf-8")
+def _label(d: Drawing, key: str, *values: object) -> str:
+    return d.word(key).format(*values)
 
 
-def draw_meeting(language: str) -> None:
+def draw_meeting(language: str) -> Drawing:
     """Four processes on two machines meet at rank 0's port, then connect to each other."""
-    d = Drawing(720, 330, language)
-    d.box(230, 18, 260, 54, ORANGE, ORANGE_LINE)
-    d.text(360, 50, d.label("store"), 15)
-    d.text(30, 40, d.label("meet"), 14, GREY, "start")
-    d.text(30, 60, d.label("leave"), 14, GREY, "start")
-    centres = (115, 265, 455, 605)
-    for machine, left in enumerate((30, 370)):
-        d.box(left, 140, 320, 126, "#f5f7f9", GREY, "5 4")
-        d.text(left + 160, 258, d.label("machine", machine), 14, GREY)
-    for rank, centre in enumerate(centres):
-        d.box(centre - 62, 156, 124, 76, BLUE, BLUE_LINE)
-        d.text(centre, 188, d.label("rank", rank), 15)
-        d.text(centre, 212, d.label("local", rank % 2), 13, GREY)
-        d.arrow(centre, 154, 360 + (centre - 360) * 0.4, 76)
-    for left, right in pairwise(centres):
-        d.arrow(left + 64, 194, right - 64, 194, both=True)
-    d.text(360, 304, d.label("connect"), 14, GREY)
-    d.save("launch_meeting")
+    d = Drawing(330, language, LABELS)
+    d.box(215, 18, 260, 54, tint("communication"), d.word("store"), 15, rx=6)
+    d.text(16, 36, d.word("meet"), 14, MUTED, "start")
+    d.text(16, 56, d.word("leave"), 14, MUTED, "start")
+    centers = (100, 250, 440, 590)
+    for machine, left in enumerate((16, 356)):
+        d.box(left, 140, 318, 126, EMPTY, rx=6, stroke_dasharray="5 4")
+        d.text(left + 159, 252, _label(d, "machine", machine), 14, MUTED)
+    for rank, center in enumerate(centers):
+        d.box(center - 60, 156, 120, 76, RANKS[rank], rx=6)
+        d.text(center, 183, _label(d, "rank", rank), 15)
+        d.text(center, 207, _label(d, "local", rank % 2), 13)
+        d.arrow((center, 154), (345 + (center - 345) * 0.4, 76))
+    for left, right in pairwise(centers):
+        d.arrow((left + 62, 194), (right - 62, 194), both=True)
+    d.text(345, 300, d.word("connect"), 14, MUTED)
+    return d
 
 
-def draw_turns(language: str) -> None:
+def draw_turns(language: str) -> Drawing:
     """What priority_execution lets each rank do, over time."""
-    d = Drawing(720, 290, language)
-    d.box(300, 30, 96, 200, ORANGE, ORANGE_LINE)
+    d = Drawing(290, language, LABELS)
+    d.box(280, 30, 96, 200, tint("communication"), rx=6)
     for rank in range(4):
         y = 44 + 46 * rank
-        d.text(70, y + 22, d.label("rank", rank), 15)
+        d.text(50, y + 17, _label(d, "rank", rank), 15)
         if rank == 0:
-            d.box(120, y, 170, 34, GREEN, GREEN_LINE)
-            d.text(205, y + 22, d.label("creates"))
+            d.box(100, y, 170, 34, RANKS[rank], d.word("creates"), 14, rx=6)
         else:
-            d.text(205, y + 22, d.label("waits"), 14, GREY)
-            d.box(410, y, 170, 34, BLUE, BLUE_LINE)
-            d.text(495, y + 22, d.label("reads"))
-    d.text(348, 20, d.label("agree"), 13, GREY)
-    d.arrow(120, 256, 600, 256)
-    d.text(612, 261, d.label("time"), 14, GREY, "start")
-    d.save("launch_turns")
+            d.text(185, y + 17, d.word("waits"), 14, MUTED)
+            d.box(390, y, 170, 34, RANKS[rank], d.word("reads"), 14, rx=6)
+    d.text(328, 17, d.word("agree"), 13, MUTED)
+    d.arrow((100, 256), (590, 256))
+    d.text(602, 256, d.word("time"), 14, MUTED, "start")
+    return d
 
 
-def draw_roadmap(language: str) -> None:
+def draw_roadmap(language: str) -> Drawing:
     """The goals of a reader, and the pages to begin with."""
-    d = Drawing(760, 406, language)
+    d = Drawing(406, language, LABELS)
     rows = (
-        ("start", "forward", ("installation", "run_demo", "booster")),
-        ("larger", "memory", ("precision", "zero", "gemini")),
-        ("faster", "communication", ("shardformer", "tensor", "pipeline")),
-        ("operate", "weight gradients", ("launch", "checkpoints", "faults")),
-        ("understand", "update", ("distributed_training", "paradigms", "overview")),
-        ("contribute", "backward", ("architecture", "documentation")),
+        ("start", ("run_demo", "finetune", "booster")),
+        ("larger", ("will_it_fit", "fit", "gemini")),
+        ("faster", ("performance", "shardformer", "pipeline")),
+        ("operate", ("nodes", "checkpoints", "troubleshooting")),
+        ("understand", ("distributed_training", "paradigms", "overview")),
+        ("contribute", ("architecture", "documentation")),
     )
-    for row, (goal, meaning, pages) in enumerate(rows):
+    for row, (goal, pages) in enumerate(rows):
         top = 12 + 65 * row
-        d.box(12, top, 160, 52, COLORS[meaning], COLORS[meaning])
-        d.text(92, top + 31, d.label(goal), 15, "#ffffff")
+        d.box(10, top, 142, 52, GREY, d.word(goal), 14, rx=6, stroke="none")
         for column, page in enumerate(pages):
-            left = 196 + 190 * column
-            d.box(left, top, 166, 52, "#ffffff", COLORS[meaning])
-            d.text(left + 83, top + 31, d.label(page))
-            d.arrow(left - 23, top + 26, left - 2, top + 26)
-    d.save("get_started_roadmap")
+            left = 174 + 174 * column
+            d.box(left, top, 158, 52, "white", d.word(page), rx=6)
+            d.arrow((left - (22 if column == 0 else 16), top + 26), (left - 2, top + 26))
+    return d
 
 
-def main() -> None:
-    """Draw every figure in every language."""
-    for language in LANGUAGES:
-        draw_meeting(language)
-        draw_turns(language)
-        draw_roadmap(language)
-
+FIGURES = {
+    "launch_meeting": draw_meeting,
+    "launch_turns": draw_turns,
+    "get_started_roadmap": draw_roadmap,
+}
 
 if __name__ == "__main__":
-    main()
+    write_figures(FIGURES)

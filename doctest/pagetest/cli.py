@@ -24,7 +24,7 @@ from pagetest.results.result import Result
 from pagetest.results.run_finder import RunFinder, changed_since
 from pagetest.results.selection import Selection, is_wanted, select_pages
 from pagetest.run.device import CUDA, DEVICES, Device
-from pagetest.run.exempt import exempt_pages
+from pagetest.run.exempt import why_exempt
 from pagetest.run.live import is_terminal
 from pagetest.run.runner import Runner
 from pagetest.suite import Suite
@@ -83,7 +83,7 @@ def _run_selected(suite: Suite, names: Sequence[str], options: Any, root: Path) 
     if device.fault:
         raise UsageError(device.fault)
     if not options.names:
-        names = _leave_out_exempt(names, device)
+        names = _leave_out_exempt(suite.tree, names, device)
     build = options.build.resolve()
     published, facts = Records(suite.tree.source.with_name(FOLDER_NAME)), run_facts(root, device.requested)
     kept = published if options.record else None
@@ -117,11 +117,12 @@ def _run_selected(suite: Suite, names: Sequence[str], options: Any, root: Path) 
     return FAILED if any(result.is_failed for result in results) else OK
 
 
-def _leave_out_exempt(names: Sequence[str], device: Device) -> list[str]:
+def _leave_out_exempt(tree: Tree, names: Sequence[str], device: Device) -> list[str]:
     """Says which pages are left out on the device, and why; returns the others."""
-    reasons = exempt_pages(device)
-    _print_lines(*(f"{name}   exempt on {device.requested}: {reasons[name]}" for name in names if name in reasons))
-    return [name for name in names if name not in reasons]
+    pages = {name: tree.page(name, tree.languages(name)[0]) for name in names}
+    reasons = {name: why_exempt(page, device) for name, page in pages.items()}
+    _print_lines(*(f"{name}   exempt on {device.requested}: {why}" for name, why in reasons.items() if why))
+    return [name for name, why in reasons.items() if not why]
 
 
 def _run_pages(suite: Suite, names: Sequence[str], runner: Runner, options: Any) -> Generator[Result]:

@@ -19,7 +19,7 @@ from pagetest.results.records import FOLDER_NAME, BrokenRecordError, Records
 from pagetest.results.report import facts_of, report_lines
 from pagetest.results.result import NONE, SAME, Result
 from pagetest.run.device import DEVICES, Device
-from pagetest.run.exempt import exempt_pages
+from pagetest.run.exempt import why_exempt
 from pagetest.run.runner import Runner
 from pagetest.slots import Slots, default_num_slots
 from pagetest.suite import Suite
@@ -119,7 +119,9 @@ class PageItem(pytest.Item):
 
     def runtest(self) -> None:
         """Runs the page."""
-        if reason := exempt_pages(self.page_run.recorder.device).get(self.page):
+        tree = self.page_run.suite.tree
+        original = tree.page(self.page, tree.languages(self.page)[0])
+        if reason := why_exempt(original, self.page_run.recorder.device):
             pytest.skip(reason)
         result = self.page_run.run(self.page, self.language)
         self.user_properties.append(("page", [result.status, facts_of(result)]))

@@ -16,6 +16,8 @@ import {parseArgs} from 'node:util';
 import {launchBrowser} from './browser.mjs';
 import {access} from './checks/access.mjs';
 import {budget} from './checks/budget.mjs';
+import {clicks} from './checks/clicks.mjs';
+import {figures} from './checks/figures.mjs';
 import {keyboard} from './checks/keyboard.mjs';
 import {links} from './checks/links.mjs';
 import {notFound, opening, withoutScripts} from './checks/opening.mjs';
@@ -40,12 +42,14 @@ const CHECKS = [
   language,
   search,
   queries,
+  clicks,
   modes,
   copying,
   versions,
   chooser,
   keyboard,
   access,
+  figures,
   budget,
 ];
 const TABS = ' tutorial with tabs';

@@ -23,6 +23,7 @@ class ApiPage:
     name: str
     title: Mapping[str, str]  # by language
     objects: tuple[str, ...]  # main names, in the order in which they are described
+    without: tuple[str, ...] = ()  # their members that other packages of the library call, and readers do not
 
 
 @dataclass(frozen=True)
@@ -105,13 +106,15 @@ def contents_faults(contents: Contents, inventory: Inventory) -> Iterator[Findin
         yield Finding(table, 1, f"{name} is the main name of no public object: {remedy}")
     for name in sorted(name for name, count in places.items() if count > 1):
         yield Finding(table, 1, f"{name} is on {places[name]} pages of the API reference: keep one")
+    for name in sorted({name for page in contents.pages for name in page.without} - inventory.main.keys()):
+        yield Finding(table, 1, f"{name} is left out, and no object has this name: remove it")
     files = Counter(["index", *(one.name for one in (*contents.groups, *contents.pages))])
     for name in sorted(name for name, count in files.items() if count > 1):
         yield Finding(table, 1, f"{files[name]} pages or groups are called `{name}`: rename all but one")
 
 
 def _page(content: Mapping[str, Any]) -> ApiPage:
-    return ApiPage(content["name"], content["title"], tuple(content["objects"]))
+    return ApiPage(content["name"], content["title"], tuple(content["objects"]), tuple(content.get("without", ())))
 
 
 def _module_page(module: str, names: tuple[str, ...]) -> ApiPage:

@@ -137,7 +137,8 @@ def _class_signature(target: Target, resolver: Resolver) -> tuple[Parameter, ...
         return tuple(_dataclass_parameters(target.value, resolver)) if dataclasses.is_dataclass(maker) else ()
     if maker is object:
         return ()
-    return None if target.kind == "exception" else tuple(_external_parameters(target.value))
+    has_none = target.kind == "exception" or issubclass(target.value, type)  # a metaclass: called by Python alone
+    return None if has_none else tuple(_external_parameters(target.value))
 
 
 def _function_signature(function: Any, node: Function, speller: SourceFormatter, kind: str) -> tuple[Parameter, ...]:

@@ -117,10 +117,11 @@ def decorators(node: ast.AST | None) -> list[str]:
 
 
 def _definitions(node: ast.AST) -> Iterator[Definition]:
-    """The definitions of a body, conditional ones included, those of inner scopes left out."""
+    """The definitions of a body, conditional ones included, those of inner scopes and overloads left out."""
     for child in ast.iter_child_nodes(node):
         if isinstance(child, Definition):
-            yield child
+            if "overload" not in decorators(child):
+                yield child
         elif isinstance(child, (ast.If, ast.Try, ast.With)):
             yield from _definitions(child)
 

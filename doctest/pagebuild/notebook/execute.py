@@ -65,7 +65,8 @@ def _environment(root: Path, folder: Path) -> dict[str, str]:
     clean.pop("MPLBACKEND")
     clean.pop("PYTHONUNBUFFERED")
     places = {name: str(folder / name.lower()) for name in ("IPYTHONDIR", "JUPYTER_CONFIG_DIR", "JUPYTER_RUNTIME_DIR")}
-    return clean | places
+    # Without ipywidgets, which a reader need not have, progress bars are text, and tqdm warns of it.
+    return clean | places | {"PYTHONWARNINGS": "ignore:IProgress not found"}
 
 
 def _find_failure(outcome: CommandOutcome, notebook: NotebookNode, page: Page, folder: Path) -> CellFailure | None:

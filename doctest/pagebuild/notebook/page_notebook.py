@@ -48,7 +48,7 @@ def _cell(cell: NotebookNode, page: Page) -> NotebookNode:
     metadata: dict[str, Any] = {LINE: line}
     if block.role in {CHECK, FIGURE}:  # what need not be read is folded
         metadata |= {"tags": [block.role], "jupyter": {"source_hidden": True}}
-    return nbformat.v4.new_code_cell(_magic(block, page) + cell.source, metadata=metadata)
+    return nbformat.v4.new_code_cell(_magic(block, page) + cell.source.strip("\n"), metadata=metadata)
 
 
 def _magic(block: Block, page: Page) -> str:

@@ -10,6 +10,7 @@ from docutils import nodes
 from docutils.statemachine import StringList
 from sphinx.application import Sphinx
 from sphinx.config import Config
+from sphinx.ext.autodoc import MethodDocumenter
 from sphinx.util.docutils import SphinxDirective
 
 from pagebuild.api.command import library_of
@@ -77,8 +78,20 @@ def _glossary_terms(glossary: Path) -> list[str]:
     return [term for entry in content.values() for term in entry["zh"] if not term.isascii()]
 
 
+class OneSignature(MethodDocumenter):
+    """A method has the signature that its documentation describes; overloads are for type checkers."""
+
+    def format_signature(self, **kwargs: Any) -> str:
+        """The signature of the method itself."""
+        if self.analyzer:
+            self.analyzer.overloads.clear()
+        return super().format_signature(**kwargs)
+
+
 def setup(app: Sphinx) -> dict[str, Any]:
     """Registers everything with Sphinx."""
+    app.setup_extension("sphinx.ext.autodoc")
+    app.add_autodocumenter(OneSignature, override=True)
     inventory = Inventory(Resolver(library_of(Path(app.confdir).parents[1])))
     linker = LinkResolver(inventory)
     app.add_config_value("api_described", (), "env")

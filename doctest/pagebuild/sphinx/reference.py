@@ -65,7 +65,9 @@ def _object_page(page: ApiPage, inventory: Inventory, language: str) -> Iterator
     yield from (f"# {page.title[language]}", "", f"{_FENCE}{{eval-rst}}")
     for name in page.objects:
         target = inventory.main[name]
-        yield from [f".. automodule:: {name}", ""] if target.kind == "module" else describe_object(target, inventory)
+        is_module = target.kind == "module"
+        described = [] if is_module else describe_object(target, inventory, without=page.without)
+        yield from [f".. automodule:: {name}", ""] if is_module else described
     yield _FENCE
     others = [(alias, main) for alias, main in _public_aliases(inventory) if main in page.objects]
     if others:

@@ -20,6 +20,7 @@ KINDS = {
     "Operations": (TUTORIAL, HOW_TO),
     "Concepts": (CONCEPT,),
     "Internals": (INTERNALS,),
+    "Older API": (TUTORIAL, HOW_TO),
 }
 """The kinds of pages in a category of the sidebar; one that is not named here has any."""
 
@@ -49,7 +50,10 @@ def _kind_faults(tree: Tree, sidebars: Any) -> Iterator[Finding]:
         kinds = KINDS.get(category["label"], ())
         for name in set(_documents(category.get("items", []))) & set(tree.names) if kinds else ():
             for page in (tree.page(name, language) for language in tree.languages(name)):
-                if page.front and page.front.kind not in kinds:
+                if page.front is None:
+                    wanted = "a page of this category has front matter: write kind, outcome, minutes and devices"
+                    yield Finding(page.path, 1, f"{wanted} between two lines `---` at the top")
+                elif page.front.kind not in kinds:
                     wanted = f"`{category['label']}` of the sidebar is the place of {' and '.join(kinds)} pages"
                     yield Finding(page.path, 2, f"{wanted}, this one is of kind {page.front.kind}: move its entry")
 

@@ -13,7 +13,8 @@ from pagetest.graph.references import EVERYTHING, References
 # does the `__init__.py` of every package on the way. A package that loads its names when they are first used is not
 # charged with all of them: `colossal.launch` leads only to the module of `launch`. Where the name cannot be known, all
 # candidates count. The graph may therefore hold a file that a run does not touch, and never lacks one that it does,
-# unless a name of a module is put together at run time.
+# unless a name of a module is put together at run time. A public module that lacks a name may have it from a finder of
+# its package, which nothing shows: what the package's own `__getattr__` may load counts then.
 
 
 @dataclass(frozen=True)
@@ -110,15 +111,24 @@ class ImportGraph:
     def _lazy_modules(self, module: str, attributes: list[str]) -> Iterator[str]:
         """Where an attribute of a module leads if the module loads it when it is first used."""
         code = self._read_module(module)
-        if code.lazy_names is None or attributes[0] in code.defined_names:
-            return
         first, *rest = attributes
+        if first in code.defined_names:
+            return
+        if code.lazy_names is None:
+            if self._asks_the_root(module, first):
+                yield from self._lazy_modules(module.partition(".")[0], ["?"])
+            return
         if first in code.lazy_names:
             yield ".".join([_full_name(code, first, code.lazy_names[first]), *rest])
             return
         yield from (_full_name(code, name, location) for name, location in code.lazy_names.items())
         if first != EVERYTHING:
             yield from self._project_names(code.strings)
+
+    def _asks_the_root(self, module: str, name: str) -> bool:
+        """Whether a public module, which lacks a name, may have it from the package, which extends its modules."""
+        public = not any(part.startswith("_") for part in [*module.split("."), name]) and name != EVERYTHING
+        return public and module not in self.roots
 
     def _find_definition(self, name: str, seen: set[str]) -> Iterator[Path]:
         module, rest = self._split_module(name)

@@ -8,7 +8,8 @@ from typing import Any
 
 from pagetest.finding import Finding
 from pagetest.model.page import RUN, Block, Page
-from pagetest.outputs.matching import WILDCARD, first_difference, normalize_lines
+from pagetest.outputs.matching import ANY_NUMBER, TOLERANCE, WILDCARD, first_difference, normalize_lines
+from pagetest.run.device import CPU, CUDA
 
 _EXACT = "exact"
 _MAX_SHOWN_CHARACTERS = 200
@@ -99,23 +100,22 @@ def printed_by_block(marks: Iterable[Mapping[str, Any]], data: bytes) -> dict[in
     return {line: part.decode(errors="replace") for line, part in parts.items()}
 
 
-def stale_outputs(page: Page, printed: Mapping[int, str], device: str = "cpu") -> list[Finding]:
+def stale_outputs(page: Page, printed: Mapping[int, str], device: str = CPU) -> list[Finding]:
     """The output blocks that differ from what was printed, each at the first line that differs."""
-    # Pages show what the CPU prints, so the name of the device that they ran on is read as `cpu`.
-    if device not in ("", "cpu"):
-        named = re.compile(rf"\b{re.escape(device)}:\d+\b|(?<='){re.escape(device)}(?=')")
-        printed = {line: named.sub("cpu", text) for line, text in printed.items()}
-    return [finding for output in outputs_of(page) for finding in _stale_finding(page, output, printed)]
+    return [finding for output in outputs_of(page) for finding in _stale_finding(page, output, printed, device or CPU)]
 
 
-def _stale_finding(page: Page, output: Output, printed: Mapping[int, str]) -> Iterator[Finding]:
+def _stale_finding(page: Page, output: Output, printed: Mapping[int, str], device: str) -> Iterator[Finding]:
     text, block = printed.get(output.code.line, ""), output.block
     where = f"the block at line {output.code.line}"
     if not normalize_lines(text):
         whose = "prints nothing" if output.code.role == RUN else "prints nothing on rank 0"
         yield Finding(page.path, block.line, f"{where} {whose}: drop this block, or print")
         return
-    differs = first_difference(block.source, text, output.is_exact)
+    # Pages show what the CPU prints, so the name of the device that they ran on is read as `cpu`.
+    named = re.compile(rf"\b{re.escape(device)}:\d+\b|(?<='){re.escape(device)}(?=')")
+    one, other = (named.sub(CPU, lines) for lines in (block.source, text))
+    differs = first_difference(one, other, output.is_exact, ANY_NUMBER if device == CUDA else TOLERANCE)
     if differs:
         expected, found = (
             f"`{_truncated(line)}`" if line else "nothing" for line in (differs.expected, differs.printed)

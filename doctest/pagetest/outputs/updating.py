@@ -11,6 +11,7 @@ from pagetest.finding import Finding
 from pagetest.model.page import Block, Page
 from pagetest.model.reader import read_page
 from pagetest.outputs.blocks import outputs_of, stale_outputs
+from pagetest.outputs.library_texts import has_other_texts
 from pagetest.outputs.merging import merge_output
 from pagetest.results.result import FAIL, PASS, Result
 
@@ -82,7 +83,7 @@ def update_outputs(page: Page, result: Result, original: Page, before: Result | 
     # `original` is the page of the same name that ran first, as it is now, and `before` its result; for that page
     # itself they are the page and None. Returns the result that the page has now, and the page as it is now.
     ran = before if before and result.is_shared else result
-    if ran.failure or not ran.log:
+    if ran.failure or not ran.log or has_other_texts(page):
         return result, page
     texts = _texts_from_original(original, page) if result.is_shared else updated_texts(page, result.printed)
     return _rewrite(page, texts, result) if texts else (result, page)

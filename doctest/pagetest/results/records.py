@@ -59,7 +59,7 @@ class Records:
 
     def remove(self, language: str, page: str) -> None:
         """Removes what is known of a page that has nothing to run any more."""
-        for folder in list(self.folder.glob("*")):
+        for folder in [each for each in self.folder.glob("*") if each.is_dir()]:
             file = self._file(folder.name, language, page)
             file.unlink(missing_ok=True)
             shutil.rmtree(file.with_suffix(""), ignore_errors=True)

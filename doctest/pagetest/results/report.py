@@ -52,7 +52,8 @@ def facts_of(result: Result) -> str:
     )
     peak = f"peak {result.peak_bytes / 1e9:.2f} GB"
     lines = f"lines {result.lines_run}/{result.lines_total}"
-    outputs = f"  outputs {result.outputs_matched}/{result.outputs_total}{rewritten}" if result.outputs_total else ""
+    outputs = f"  outputs {result.outputs_matched}/{result.outputs_total}{rewritten}{result.outputs_note}"
+    outputs = outputs if result.outputs_total else ""
     return f"{where or 'not started'}  {result.seconds:.1f} s  {peak}  {lines}{outputs}"
 
 

@@ -42,6 +42,7 @@ class Result:
     outputs_matched: int = 0
     outputs_total: int = 0
     outputs_rewritten: int = 0
+    outputs_note: str = ""  # why outputs that differ do not fail the page
     code_hash: str = ""
     fingerprint: str = ""  # of what ran: the page's code and all that it reaches
     findings: tuple[Finding, ...] = ()  # what forbade to run it, or which of its output blocks are stale

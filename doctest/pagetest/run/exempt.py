@@ -1,20 +1,11 @@
-"""The exempt pages: which of them a run of all pages leaves out on a device, and why."""
+"""The exempt pages: those that a run of all pages leaves out on a device, by what their front matter says."""
 
-from collections.abc import Mapping
-
-from pagetest.run.device import PRETEND, Device
-
-EXEMPT: Mapping[str, Mapping[str, str]] = {
-    PRETEND: {
-        "basics/command_line_tool": "it starts programs that stay on the CPU, and says so to the reader",
-        "contributing/documentation": "it runs the harness on a page that computes on no device",
-        "features/cpu_collectives": "it is about collectives in the memory of one host",
-        "features/fault_tolerance": "it loses ranks on the CPU of one machine, and says so to the reader",
-    }
-}
-"""By device and page; a page that is named runs all the same."""
+from pagetest.model.page import Page
+from pagetest.run.device import CPU, CUDA, Device
 
 
-def exempt_pages(device: Device) -> Mapping[str, str]:
-    """The pages that say nothing about a device, each with the reason."""
-    return EXEMPT.get(device.requested, {})
+def why_exempt(page: Page, device: Device) -> str:
+    """Why the page is left out on the device; empty if it is not. A page that is named runs all the same."""
+    if device.requested in ("", CPU) or page.front is None or CUDA in page.front.devices:
+        return ""
+    return f"its front matter names only {', '.join(page.front.devices)}"

@@ -17,6 +17,7 @@ from pagetest.model.instrument import executed_lines, instrument_script, stateme
 from pagetest.model.page import Page
 from pagetest.model.script import Script
 from pagetest.outputs.blocks import outputs_of, stale_outputs
+from pagetest.outputs.library_texts import has_other_texts, why_not_compared
 from pagetest.results.result import FAIL, PASS, Figure, Result, result_without_run
 from pagetest.run.command import StartCommand, start_command
 from pagetest.run.device import CPU, Device
@@ -89,17 +90,18 @@ class Runner:
         printed = {block.line: by_line.get(block.line, "") for block in page.executed}
         stale = () if result.failure else tuple(stale_outputs(page, printed, result.device))
         count = sum(bool(line.strip()) for block in page.shell if not block.file for line in block.source.split("\n"))
-        expected = len(outputs_of(page))
+        expected, faults = len(outputs_of(page)), () if has_other_texts(page) else stale
         return replace(
             result,
-            status=FAIL if result.failure or stale else PASS,
+            status=FAIL if result.failure or faults else PASS,
             seconds=round(result.seconds + shell.outcome.seconds, 2),
             peak_bytes=max(result.peak_bytes, shell.outcome.peak_bytes),
             lines_run=result.lines_run + (0 if shell.failure else count),
             lines_total=result.lines_total + count,
             outputs_matched=0 if result.failure else expected - len(stale),
             outputs_total=expected,
-            findings=stale,
+            outputs_note=why_not_compared(page, len(stale)),
+            findings=faults,
             printed=printed,
         )
 
@@ -148,11 +150,12 @@ class Runner:
         by_block = {block.line: events.printed.get(block.line, "") for block in page.runnable}
         failure = find_failure(page, marked.marks, outcome, events, self.device)
         stale = () if failure or shell else tuple(stale_outputs(page, by_block, events.device.partition(" ")[0]))
+        faults = () if has_other_texts(page) else stale
         result = Result(
             page.name,
             page.language,
             page.path,
-            FAIL if failure or stale else PASS,
+            FAIL if failure or faults else PASS,
             command=page.command,
             device=events.device,
             backend=events.backend,
@@ -163,8 +166,9 @@ class Runner:
             lines_total=len(statement_lines(marked.marks)),
             outputs_matched=0 if failure else len(expected) - len(stale),
             outputs_total=len(expected),
+            outputs_note=why_not_compared(page, len(stale)),
             code_hash=script.code_hash,
-            findings=stale,
+            findings=faults,
             failure=failure,
             log=log,
             warnings=tuple(python_warnings(log.read_text(encoding="utf-8", errors="replace"), page)),

@@ -25,7 +25,13 @@ _PRELUDE = (
     """trap 'echo "$? $LINENO" > "$__page/failed"' ERR""",
     """__page_block() { echo "$1 $(stat -c %s "$__page/log")" >> "$__page/marks"; }""",
 )
-_ENVIRONMENT = {"TERM": "dumb", "COLUMNS": "120", "PIP_NO_INDEX": "1", "no_proxy": "localhost,127.0.0.1"}
+_ENVIRONMENT = {
+    "TERM": "dumb",
+    "COLUMNS": "120",
+    "PIP_NO_INDEX": "1",
+    "no_proxy": "localhost,127.0.0.1",
+    "TORCH_CPP_LOG_LEVEL": "ERROR",  # a warning that a store has closed depends on which process ends first
+}
 _NOWHERE = "http://127.0.0.1:9"  # the port that discards: what would load something says at once that it cannot
 _PROXIES = ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY")
 _LINE = re.compile(r"^\S+: line (\d+): ", re.MULTILINE)

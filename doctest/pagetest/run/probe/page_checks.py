@@ -105,6 +105,8 @@ class ImportHook:
 
             def execute_and_notify(module: ModuleType) -> None:
                 execute(module)
+                sys.meta_path.remove(self)
+                sys.meta_path.insert(0, self)  # before a finder that the module has set
                 for watcher in watchers:
                     watcher(module)
 

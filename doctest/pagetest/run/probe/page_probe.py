@@ -36,6 +36,7 @@ FATAL_SIGNALS = (signal.SIGABRT, signal.SIGKILL, signal.SIGTERM)
 WRITE_EVENTS = ("os.mkdir", "os.remove", "os.rename", "os.rmdir", "os.truncate")
 WRITE_FLAGS = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 DISTRIBUTED, ASYNCIO = "torch.distributed.distributed_c10d", "asyncio.base_events"
+LIBRARY = "colossal"  # which sets a finder: the hook takes its place before it again
 EARLY_END = "the page ends here, before its last statement: let every rank come to its end"
 
 
@@ -61,9 +62,8 @@ class Probe:
         """Takes over the loading of the script and sets every observer; they write nothing before `start`."""
         sys.path_hooks.insert(0, lambda path: PageLoader(self, path))
         watchers = {place.partition(":")[0]: [self.checks.remember] for place in CHECKS}
-        sys.meta_path.insert(
-            0, ImportHook(watchers | {DISTRIBUTED: [self._observe_process_groups], ASYNCIO: [self._observe_asyncio]})
-        )
+        watchers |= {DISTRIBUTED: [self._observe_process_groups], ASYNCIO: [self._observe_asyncio], LIBRARY: []}
+        sys.meta_path.insert(0, ImportHook(watchers))
         for table, observer in (
             (PROCESS_STARTS, self._on_process_start),
             (PROCESS_EXITS, self._on_process_exit),

@@ -40,7 +40,7 @@ function BadgeFacts({badge: {date, state, commit, processor, backend, world, sec
       )}
       {processor && <span>{processor}</span>}
       {backend && <span>{backend}</span>}
-      {world && <span>{worldLabel(world)}</span>}
+      {world > 0 && <span>{worldLabel(world)}</span>}
       {seconds !== undefined && seconds !== null && (
         <span>
           <Translate id="site.badge.seconds" values={{seconds: seconds.toFixed(1)}}>

@@ -1,5 +1,6 @@
 import React from 'react';
 import {translate} from '@docusaurus/Translate';
+import {Recorded} from './Output.js';
 
 /**
  * What a reader need not read: code that checks the page or draws a figure, and the reference of an object.
@@ -13,7 +14,11 @@ export default function Fold({role, name, children}) {
   };
   return (
     <details className="fold">
-      <summary>{role === 'api' ? <code>{name}</code> : summaries[role]}</summary>
+      <summary>
+        {role === 'api' ? <code>{name}</code> : summaries[role]}
+        {role === 'figure' && ' '}
+        {role === 'figure' && <Recorded className="figure-run" />}
+      </summary>
       {children}
     </details>
   );

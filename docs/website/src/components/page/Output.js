@@ -21,11 +21,13 @@ export default function Output({kind, children}) {
   );
 }
 
-/** When and where the page's outputs were recorded. */
-function Recorded() {
-  const {date, machine} = useDoc().frontMatter.page.recorded;
+/** When and where the page's outputs and figures were recorded; nothing if its run is not. */
+export function Recorded({className = 'output-run'}) {
+  const {recorded} = useDoc().frontMatter.page;
+  if (!recorded) return null;
+  const {date, machine} = recorded;
   return (
-    <span className="output-run">
+    <span className={className}>
       <Translate
         id="site.output.recorded"
         description="When and where an output was recorded"

@@ -7,6 +7,7 @@ import NotRun from '@site/src/components/page/NotRun.js';
 import Output from '@site/src/components/page/Output.js';
 import PageStatus from '@site/src/components/page/PageStatus.js';
 import RunPage from '@site/src/components/page/RunPage.js';
+import ScrollFigure from '@site/src/components/page/ScrollFigure.js';
 import ScrollTable from '@site/src/components/page/ScrollTable.js';
 import StaleSection from '@site/src/components/page/StaleSection.js';
 
@@ -22,5 +23,6 @@ export default {
   StaleSection,
   TabItem,
   Tabs,
+  img: ScrollFigure,
   table: ScrollTable,
 };
