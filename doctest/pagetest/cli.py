@@ -3,8 +3,9 @@
 import argparse
 import signal
 import sys
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -14,15 +15,15 @@ from pagetest.graph.affected import AffectedPages
 from pagetest.graph.changes import changed_files
 from pagetest.graph.fingerprint import common_inputs
 from pagetest.graph.imports import ImportGraph
+from pagetest.limits import scaled
 from pagetest.model.tree import LANGUAGES, Tree, UnknownPageError
 from pagetest.options import make_parser
-from pagetest.results.readme import ReadmeCount
+from pagetest.results.changed import ChangedPages
 from pagetest.results.recorder import Recorder, run_facts
 from pagetest.results.records import FOLDER_NAME, Records
-from pagetest.results.report import report_lines, slowest_and_largest, summary
-from pagetest.results.result import Result
-from pagetest.results.run_finder import RunFinder, changed_since
-from pagetest.results.selection import Selection, is_wanted, select_pages
+from pagetest.results.report import closing_lines, report_lines, slowest_and_largest, summary
+from pagetest.results.result import PageKey, Result
+from pagetest.results.run_finder import changed_since
 from pagetest.run.device import CUDA, DEVICES, Device
 from pagetest.run.exempt import why_exempt
 from pagetest.run.live import is_terminal
@@ -33,6 +34,9 @@ from pagetest.warm.watch import PageWatcher
 OK, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
 NUM_REASONS = 3
 NUM_JOBS = 2
+MAX_RETRIED = 12
+"""More pages that fail are no accident."""
+NAMED = "named"
 
 _FILE_OPTIONS = ("translations", "ack", "figures", "tables")
 
@@ -40,21 +44,21 @@ _FILE_OPTIONS = ("translations", "ack", "figures", "tables")
 def main(arguments: Sequence[str], root: Path) -> int:
     """Runs, checks or lists pages; returns 0 if all is well, 1 for a failed page, 2 for a wrong call, 130 stopped."""
     options = make_parser(root).parse_args(arguments)
-    options.all |= options.record and not (options.names or options.affected)
+    options.all |= options.record and not (options.names or options.affected or options.changed)
     tree = Tree(options.source.resolve())
     languages = LANGUAGES if options.lang == "all" else (options.lang,)
     suite = Suite(tree, languages, root / "src", options.update_outputs)
     try:
-        names = _select_names(options, tree, root)
+        names = _select_names(options, suite, root)
         if not names:
-            _print_lines(f"no page is affected by what differs from {options.affected}")
+            _print_lines(*_nothing_to_do(options))
             return OK
         if options.check or options.list:
             return _list_pages(suite, names) if options.list else _check_pages(suite, tuple(names), root)
         if any(getattr(options, name) for name in _FILE_OPTIONS):
             return _write_files(suite, tuple(names), options)
         with _interrupt_on_signals():
-            return _run_selected(suite, tuple(names), options, root)
+            return _run_selected(suite, names, options, root)
     except UsageError as error:
         _print_lines(f"docs_test.py: {error}", to=sys.stderr)
         return USAGE
@@ -63,14 +67,20 @@ def main(arguments: Sequence[str], root: Path) -> int:
         return INTERRUPTED
 
 
-def _select_names(options: argparse.Namespace, tree: Tree, root: Path) -> Mapping[str, Sequence[str]]:
+def _select_names(options: argparse.Namespace, suite: Suite, root: Path) -> Mapping[str, Sequence[str]]:
     """The pages that are meant, each with the reasons why."""
+    tree = suite.tree
     if not tree.names:
         raise UnknownPageError(f"{tree.source} holds no page in {' or '.join(LANGUAGES)}: give the tree by --source")
-    if sum(map(bool, (options.names, options.all, options.affected))) > 1:
-        raise UsageError("give one of names, --all and --affected")
-    if options.names:
-        return {tree.resolve(name): () for name in options.names}
+    if sum(map(bool, (options.names or options.changed, options.all, options.affected))) > 1:
+        raise UsageError("give one of names, --changed, --all and --affected: only names and --changed go together")
+    named = [tree.resolve(name) for name in options.names]
+    if options.changed:
+        published = Records(tree.source.with_name(FOLDER_NAME))
+        devices = [options.device] if options.device else DEVICES
+        return dict.fromkeys(named, (NAMED,)) | ChangedPages(tree, suite.languages, published, devices).reasons
+    if named:
+        return dict.fromkeys(named, ())
     if options.affected:
         return AffectedPages(tree, root, changed_files(root, options.affected)).reasons
     if not any(getattr(options, name) for name in ("all", "list", "check", *_FILE_OPTIONS)):
@@ -78,59 +88,83 @@ def _select_names(options: argparse.Namespace, tree: Tree, root: Path) -> Mappin
     return dict.fromkeys(tree.names, ())
 
 
-def _run_selected(suite: Suite, names: Sequence[str], options: Any, root: Path) -> int:
+def _nothing_to_do(options: argparse.Namespace) -> Iterator[str]:
+    if options.affected:
+        yield f"no page is affected by what differs from {options.affected}"
+    else:
+        yield from ("every page is as in its record", summary(()))
+
+
+def _run_selected(suite: Suite, chosen: Mapping[str, Sequence[str]], options: Any, root: Path) -> int:
     device = Device(options.device)
     if device.fault:
         raise UsageError(device.fault)
-    if not options.names:
-        names = _leave_out_exempt(suite.tree, names, device)
+    named = {suite.tree.resolve(name) for name in options.names}
+    names, width = _leave_out_exempt(suite.tree, chosen, named, device), max(map(len, chosen))
+    if options.changed:
+        _print_lines(*(f"{name:<{width}}   {'; '.join(chosen[name])}" for name in names))
     build = options.build.resolve()
     published, facts = Records(suite.tree.source.with_name(FOLDER_NAME)), run_facts(root, device.requested)
     kept = published if options.record else None
     recorder = Recorder(Records(build.with_name(FOLDER_NAME)), device, root, facts, kept)
-    selection = Selection({}, frozenset())
-    if options.all and is_wanted():
-        fitting = RunFinder([published], suite.tree, ImportGraph(suite.code), device.expected, facts)
-        selection = select_pages(names, suite.languages, fitting, facts["commit"])
     is_live = len(names) == 1 and is_terminal() and not (options.quiet or options.verbose)
-    runner = Runner(root, build, options.timeout, options.verbose, is_live, device)
+    runner = Runner(root, build, scaled(options.timeout), options.verbose, is_live, device)
     if options.watch:
         PageWatcher(suite, names, runner, _print_lines).run()
-    results: list[Result] = []
-    width = max(map(len, names), default=0)
-    with closing(_run_pages(suite, selection.names_to_run(names), runner, options)) as found:
-        for result in map(selection.compare_with_record, found):
-            results.append(result)
-            _print_lines(*report_lines(result, width))
-            recorder.add(result)
+    is_one_by_one = device.requested == CUDA or (options.names and not options.changed)
+    jobs = options.jobs or (1 if is_one_by_one else NUM_JOBS)
+    results = _run_and_report(suite, names, runner, jobs, recorder)
+    flaky: list[Result] = []
+    if options.retry:
+        again = _retry(suite, results, runner, recorder)
+        flaky = [result for result in results if result.is_failed and not again.get(result.key, result).is_failed]
+        results = [again.get(result.key, result) for result in results]
     if options.all:
         _print_lines(*slowest_and_largest(results))
-    if selection.runs:
-        left = f"{with_count(len(selection.runs) - len(selection.sample), 'page')} not run"
-        folder, num_tried = display_path(published.folder), len(selection.sample)
-        _print_lines(f"{left}: the records in {folder} hold, and {num_tried} of them were tried")
     if options.all and options.record:
         published.remove_others(suite.tree.names)
-    if options.record:
-        _readme_count(suite, published).update()
-    _print_lines(summary(results))
+    _print_lines(*closing_lines(results, flaky, device.requested))
     return FAILED if any(result.is_failed for result in results) else OK
 
 
-def _leave_out_exempt(tree: Tree, names: Sequence[str], device: Device) -> list[str]:
-    """Says which pages are left out on the device, and why; returns the others."""
-    pages = {name: tree.page(name, tree.languages(name)[0]) for name in names}
-    reasons = {name: why_exempt(page, device) for name, page in pages.items()}
-    _print_lines(*(f"{name}   exempt on {device.requested}: {why}" for name, why in reasons.items() if why))
-    return [name for name, why in reasons.items() if not why]
+def _leave_out_exempt(tree: Tree, names: Collection[str], named: Collection[str], device: Device) -> list[str]:
+    """Says which pages that were not named are left out on the device, and why; returns the others."""
+    pages = {name: tree.page(name, tree.languages(name)[0]) for name in names if name not in named}
+    reasons = {name: why for name, page in pages.items() if (why := why_exempt(page, device))}
+    _print_lines(*(f"{name}   exempt on {device.requested}: {why}" for name, why in reasons.items()))
+    return [name for name in names if name not in reasons]
 
 
-def _run_pages(suite: Suite, names: Sequence[str], runner: Runner, options: Any) -> Generator[Result]:
+def _run_and_report(suite: Suite, names: Sequence[str], runner: Runner, jobs: int, recorder: Recorder) -> list[Result]:
+    """Runs the pages, and reports and records each result as it comes."""
+    results, width = list[Result](), max(map(len, names), default=0)
+    with closing(_run_pages(suite, names, runner, jobs)) as found:
+        for result in found:
+            results.append(result)
+            _print_lines(*report_lines(result, width))
+            recorder.add(result)
+    return results
+
+
+def _retry(suite: Suite, results: Sequence[Result], runner: Runner, recorder: Recorder) -> dict[PageKey, Result]:
+    """Runs the pages that failed in a run once more, one after the other, with twice the limit."""
+    ran = {result.name for result in results if result.is_failed and (result.failure or result.log)}
+    if len(ran) > MAX_RETRIED:
+        _print_lines(f"{len(ran)} pages failed, and more than {MAX_RETRIED} are no accident: none is run once more")
+        return {}
+    slower, again = replace(runner, limit_seconds=2 * runner.limit_seconds), list[Result]()
+    for name in dict.fromkeys(result.name for result in results if result.name in ran):
+        failed = tuple(result.language for result in results if result.name == name and result.is_failed)
+        _print_lines(f"once more, alone: {name}")
+        again += _run_and_report(replace(suite, languages=failed), [name], slower, 1, recorder)
+    return {result.key: result for result in again}
+
+
+def _run_pages(suite: Suite, names: Sequence[str], runner: Runner, jobs: int) -> Generator[Result]:
     """Runs the pages, in processes of their own where the output of none is shown as it comes."""
     from pagetest.pool import WorkerPool  # it needs psutil, and the checks that start no page do not
 
-    jobs = options.jobs or (1 if options.names or options.device == CUDA else NUM_JOBS)
-    if options.verbose or runner.live:
+    if runner.echo or runner.live:
         yield from suite.run(names, runner)
     else:
         yield from WorkerPool(suite, runner, jobs).run(names)
@@ -138,14 +172,10 @@ def _run_pages(suite: Suite, names: Sequence[str], runner: Runner, options: Any)
 
 def _check_pages(suite: Suite, names: Sequence[str], root: Path) -> int:
     published = Records(suite.tree.source.with_name(FOLDER_NAME))
-    findings = [*suite.check(names), *_readme_count(suite, published).faults()]
+    findings = suite.check(names)
     _print_lines(*_stale_record_lines(suite, names, published, root))
     _print_lines(*findings, f"{with_count(len(names), 'page')} checked, {with_count(len(findings), 'finding')}")
     return FAILED if findings else OK
-
-
-def _readme_count(suite: Suite, published: Records) -> ReadmeCount:
-    return ReadmeCount(suite.tree.source.parents[1] / "README.md", suite.tree, published)
 
 
 def _stale_record_lines(suite: Suite, names: Sequence[str], published: Records, root: Path) -> Iterator[str]:

@@ -4,6 +4,7 @@ import argparse
 from pathlib import Path
 
 from pagetest.graph.changes import HEAD
+from pagetest.limits import PAGE_SECONDS
 from pagetest.model.tree import LANGUAGES
 from pagetest.run.device import DEVICES
 
@@ -17,7 +18,9 @@ def make_parser(root: Path) -> argparse.ArgumentParser:
     parser.add_argument("--build", type=Path, default=root / "build" / "docs" / "pages", help="where pages are run")
     _add_choices(parser)
     parser.add_argument("--jobs", type=_count, metavar="N", help="pages at a time (2 for many pages, 1 for named ones)")
-    parser.add_argument("--timeout", type=_seconds, default=120.0, metavar="SECONDS", help="limit per page (120)")
+    parser.add_argument(
+        "--timeout", type=_seconds, default=PAGE_SECONDS, metavar="SECONDS", help="limit per page (600)"
+    )
     parser.add_argument(
         "--device",
         choices=DEVICES,
@@ -40,6 +43,10 @@ def _add_choices(parser: argparse.ArgumentParser) -> None:
         metavar="REV",
         help="the pages that what differs from REV (HEAD) affects; REV... is where this branch left REV",
     )
+    parser.add_argument(
+        "--changed", action="store_true", help="the pages with other code than in their records; and NAMEs"
+    )
+    parser.add_argument("--retry", action="store_true", help="run pages that failed once more, alone, after all others")
     parser.add_argument("--watch", action="store_true", help="run the pages again when they or their imports are saved")
     parser.add_argument("--list", action="store_true", help="show the pages, run nothing")
     parser.add_argument("--check", action="store_true", help="check all rules that need no run")

@@ -15,6 +15,7 @@ from typing import NoReturn
 
 import psutil
 
+from pagetest.limits import scaled
 from pagetest.model.script import make_script
 from pagetest.results.result import FAIL, Result, result_without_run
 from pagetest.run.failure import Failure
@@ -120,7 +121,7 @@ class WorkerPool:
             for worker in workers:
                 worker.process.terminate()
             for worker in workers:
-                worker.process.join(STOP_SECONDS)
+                worker.process.join(scaled(STOP_SECONDS))
             for left in set(psutil.Process().children(recursive=True)) - self._other_children:
                 with suppress(psutil.Error):
                     left.kill()

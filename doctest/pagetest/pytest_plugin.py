@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from pagetest.checks.parity import compare_structure
+from pagetest.limits import PAGE_SECONDS, scaled
 from pagetest.model.tree import LANGUAGES, Tree
 from pagetest.results.recorder import Recorder, run_facts
 from pagetest.results.records import FOLDER_NAME, BrokenRecordError, Records
@@ -24,7 +25,6 @@ from pagetest.run.runner import Runner
 from pagetest.slots import Slots, default_num_slots
 from pagetest.suite import Suite
 
-LIMIT_SECONDS = 120.0
 SOURCE, BUILD = "docs/source", "build/docs/pages"
 
 
@@ -56,7 +56,7 @@ class PageRun:
         return (
             0.0
             if self.reuses_original_run(name, language)
-            else self.last_seconds.get(f"{language}/{name}", LIMIT_SECONDS)
+            else self.last_seconds.get(f"{language}/{name}", PAGE_SECONDS)
         )
 
     def _run_or_reuse(self, name: str, language: str) -> Result:
@@ -145,7 +145,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     """Adds the options of pages."""
     group = parser.getgroup("pages", "tutorials")
     group.addoption("--pages-device", choices=DEVICES, default="", help="the device of all pages")
-    group.addoption("--pages-timeout", type=float, default=LIMIT_SECONDS, metavar="SECONDS", help="limit per page")
+    group.addoption("--pages-timeout", type=float, default=PAGE_SECONDS, metavar="SECONDS", help="limit per page")
     group.addoption("--pages-slots", type=int, default=0, metavar="N", help="ranks that may run at a time")
 
 
@@ -158,7 +158,7 @@ def pytest_configure(config: pytest.Config) -> None:
     root = config.rootpath
     records = Records((root / BUILD).with_name(FOLDER_NAME))
     slots = Slots(root / BUILD / ".slots", config.getoption("pages_slots", 0) or default_num_slots())
-    limit = float(config.getoption("pages_timeout", LIMIT_SECONDS) or LIMIT_SECONDS)
+    limit = scaled(float(config.getoption("pages_timeout", PAGE_SECONDS) or PAGE_SECONDS))
     config.stash[PAGE_RUN] = PageRun(
         Suite(Tree(root / SOURCE), LANGUAGES, root / "src"),
         Runner(root, root / BUILD, limit, device=device, acquire_slots=slots.acquire),

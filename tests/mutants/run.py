@@ -191,7 +191,7 @@ class Copy(Checkout):
         self._warm = subprocess.Popen(
             [sys.executable, TABLES / "warm.py", *IMPORTED],
             cwd=self.root,
-            env={name: value for name, value in os.environ.items() if name != "COLOSSAL_CHECK"} | {"PYTHONPATH": paths},
+            env={**os.environ, "PYTHONPATH": paths},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

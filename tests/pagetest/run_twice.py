@@ -17,7 +17,7 @@ from pagetest.results.result import Result  # noqa: E402
 from pagetest.run.runner import Runner  # noqa: E402
 from pagetest.warm.fork_server import ForkServerPool  # noqa: E402
 
-LIMIT_SECONDS = 60.0
+LIMIT_SECONDS = 600.0
 STARTS = {"hang": "exits_late", "hang_of_a_rank": "first_failure"}  # pages that hang, and one that starts alike
 CHANCE = re.compile(r"0x[0-9a-f]+|pid[ =]\d+|\d+(?= s, killed)|process \d+|(?<=kill\()\d+|(?<=]:)\d+|/tmp/\S+")
 
@@ -36,7 +36,7 @@ def facts(result: Result) -> dict[str, Any]:
 
 def limit_of(name: str, found: dict[str, Any], manner: str) -> float:
     """A page that hangs must get to where it hangs, on a busy machine too: several times what another start took."""
-    return 3.0 + 2.5 * found[STARTS[name]][manner]["seconds"] if name in STARTS else LIMIT_SECONDS
+    return 8.0 + 5.0 * found[STARTS[name]][manner]["seconds"] if name in STARTS else LIMIT_SECONDS
 
 
 def main(source: Path, build: Path) -> None:

@@ -1,14 +1,14 @@
 """From changed files to the pages that they affect, and why."""
 
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from pagetest import cli
 
-ROOT = Path(__file__).resolve().parents[2]
+pytestmark = pytest.mark.slow
+
 FILES = {
     "src/lib/__init__.py": "",
     "src/lib/engine.py": "from lib.base import Base\nclass Engine(Base): ...\n",
@@ -181,11 +181,3 @@ def test_a_folder_that_is_no_repository_is_a_usage_error(docs, capsys, monkeypat
     monkeypatch.setenv("PATH", "")
     assert cli.main(docs.arguments("--affected"), tmp_path) == 2
     assert "git cannot be run: No such file" in capsys.readouterr().err
-
-
-@pytest.mark.project
-def test_the_project_itself_is_served_within_a_second() -> None:
-    command = [sys.executable, "docs_test.py", "--affected", "--list"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=60)
-    inside = subprocess.run(["git", "rev-parse"], cwd=ROOT, capture_output=True, check=False).returncode == 0
-    assert done.returncode == (0 if inside else 2), done.stderr

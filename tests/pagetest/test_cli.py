@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).resolve().parents[2]
 LINE = re.compile(r"en {6}basics/lesson   PASS  cpu x1  \d+\.\d s  peak \d+\.\d\d GB  lines 3/3\n")
 CODE = "x = 1\ny = 2\nprint(x + y)"
@@ -20,7 +22,8 @@ CODE = "x = 1\ny = 2\nprint(x + y)"
     [
         (["lesso"], "no page is called `lesso`; the nearest: basics/lesson"),
         ([], "give the name of a page, or --all"),
-        (["lesson", "--all"], "give one of names, --all and --affected"),
+        (["lesson", "--all"], "give one of names, --changed, --all and --affected"),
+        (["--changed", "--all"], "give one of names, --changed, --all and --affected"),
     ],
 )
 def test_a_wrong_name_is_a_usage_error(docs, capsys, words, message) -> None:

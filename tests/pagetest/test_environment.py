@@ -4,7 +4,11 @@ import os
 import sys
 from pathlib import Path
 
+import pytest
+
 from pagetest.run.environment import PROBE, page_environment
+
+pytestmark = pytest.mark.slow
 
 ROOT = Path("/project")
 

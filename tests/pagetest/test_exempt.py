@@ -13,6 +13,8 @@ from pagetest.run.exempt import why_exempt
 
 from .conftest import ROOT
 
+pytestmark = pytest.mark.slow
+
 LEFT_OUT = "features/cpu_collectives"
 MOVED = """
 import torch

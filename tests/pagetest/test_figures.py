@@ -8,6 +8,8 @@ import pytest
 from pagetest.checks.figures import FILE, FigureLabels, Figures, labels
 from pagetest.model.tree import Tree
 
+pytestmark = pytest.mark.slow
+
 FIGURE = """<svg><!-- loss --><title>loss</title>
 <text x="1" style="fill: #123">loss</text><text>rank 0</text><text>rank 10</text><text>step 2: 1,024 MB &lt; max</text>
 <text>all_reduce</text><text>0.25</text><text>GPU</text><text>LoRA</text><text>10<tspan>2</tspan></text></svg>

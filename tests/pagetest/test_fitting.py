@@ -1,4 +1,4 @@
-"""Which records hold, and which pages run nevertheless; no page runs here."""
+"""Which records hold, and which pages have other code than theirs; no page runs here."""
 
 from typing import Any
 
@@ -6,12 +6,13 @@ import pytest
 
 from pagetest.graph.fingerprint import fingerprint
 from pagetest.graph.imports import ImportGraph
+from pagetest.model.script import make_script
 from pagetest.model.tree import Tree
 from pagetest.results.run_finder import RunFinder
 from pagetest.results.sample import sample
-from pagetest.results.selection import SAMPLE_SIZE, select_pages
 
 LANGUAGES = ("en", "zh-Hans")
+OTHER = "other code or output than in its record"
 NOW = {"inputs": "harness", "versions": {"python": "3.11.7", "torch": "2.13.0+cpu"}}
 SHOWN = "# Title\n\n```python\nprint('{}')\n```\n\n```text output\n{}\n```\n\n<!-- doc-test-command: python {}.py -->\n"
 
@@ -83,20 +84,75 @@ def test_the_run_of_an_original_is_that_of_a_translation_with_its_code(docs, fit
     assert not holds(RunFinder(fitting.records, Tree(docs.source), fitting.graph, "cpu", NOW), "zh-Hans")
 
 
-def test_pages_without_a_record_in_each_language_run_and_so_does_a_sample(docs, fitting) -> None:
-    names = [f"page_{number}" for number in range(12)]
-    for name in names:
-        for language in LANGUAGES:
-            write(docs, name, language, says=f"{language} one" if name == names[0] else "one", shows="one")
-        record(fitting, name)
-    selection = select_pages(names, LANGUAGES, fitting, "commit")
-    assert set(selection.runs) == set(names[1:])
-    assert selection.sample == sample(names[1:], "commit", SAMPLE_SIZE)
-    assert len(selection.sample) == SAMPLE_SIZE
-    assert selection.names_to_run(names) == [name for name in names if name == names[0] or name in selection.sample]
+# ------------------------------------------------------------------------------------------ what has changed
 
 
-def test_another_commit_tries_other_pages() -> None:
+def add_recorded(docs, fitting: RunFinder, name: str, code: str = "print('one')", **other: Any) -> None:
+    """A page and its records, which nothing but the page's own code holds for."""
+    docs.add(name, code)
+    for language in LANGUAGES:
+        page = fitting.tree.page(name, language)
+        facts = {"code_hash": make_script(page).code_hash, "command": page.command, "status": "SAME", **other}
+        record(fitting, name, language, **facts, fingerprint="other", inputs="other", versions={}, blocks=[])
+
+
+def changed(docs, capsys, *words: str) -> dict[str, list[str]]:
+    """The pages that would run, and why."""
+    assert docs.main("--changed", "--list", *words) == 0
+    found: dict[str, list[str]] = {}
+    for line in capsys.readouterr().out.splitlines():
+        if line.startswith("    "):
+            found[list(found)[-1]].append(line.strip())
+        else:
+            found[line.split()[0]] = []
+    return found
+
+
+def test_only_a_change_of_the_page_s_own_code_makes_it_run(docs, fitting, capsys) -> None:
+    docs.write("prose", "# Title\n\n<!-- doc-test-command: none -->\n")
+    for name in ("same", "words", "code", "command", "chinese", "device"):
+        add_recorded(docs, fitting, name, **({"device": "cuda"} if name == "device" else {}))
+    docs.add("new", "x = 1")
+    words = docs.markdown("words", "print('one')  # a comment").replace("Text.", "Other text.")
+    docs.write("words", words.replace("```\n\n<!--", "```\n\n```text output\ntwo\n```\n\n<!--"))
+    docs.add("code", "print('two')")
+    docs.add("command", "print('one')", "python -u command.py")
+    docs.add("chinese", "print('二')", languages=("zh-Hans",))
+    other = f"changed: {OTHER}"
+    assert changed(docs, capsys) == {
+        "chinese": [f"{other} (zh-Hans)"],
+        "code": [f"{other} (en, zh-Hans)"],
+        "command": [f"{other} (en, zh-Hans)"],
+        "new": ["changed: no record (en, zh-Hans)"],
+    }
+    assert list(changed(docs, capsys, "--lang", "en")) == ["code", "command", "new"]
+    assert changed(docs, capsys, "--device", "cpu")["device"] == ["changed: no record (en, zh-Hans)"]
+    assert changed(docs, capsys, "same", "code") == {"same": ["named"], **changed(docs, capsys)}
+
+
+@pytest.mark.parametrize(("shows", "reasons"), [("one", None), ("two", [f"changed: {OTHER} (en)"])])
+def test_a_changed_output_block_makes_a_page_run(docs, fitting, capsys, shows, reasons) -> None:
+    write(docs, shows=shows)
+    page = fitting.tree.page("lesson", "en")
+    record(fitting, code_hash=make_script(page).code_hash, command=page.command)
+    assert changed(docs, capsys, "--lang", "en").get("lesson") == reasons
+
+
+def test_nothing_changed_runs_nothing(docs, fitting, capsys) -> None:
+    add_recorded(docs, fitting, "same")
+    assert docs.main("--changed") == 0
+    assert capsys.readouterr().out == "every page is as in its record\n0 passed, 0 failed\n"
+    assert not docs.build.exists()
+
+
+def test_a_broken_record_is_named(docs, fitting, capsys) -> None:
+    add_recorded(docs, fitting, "same")
+    (docs.published.folder / "cpu/en/same.json").write_text("{")
+    assert docs.main("--changed") == 2
+    assert "same.json:1: this should hold the record of a run, but it is no JSON" in capsys.readouterr().err
+
+
+def test_another_purpose_takes_other_names() -> None:
     names = [f"page_{number}" for number in range(40)]
-    assert len({sample(names, str(commit), SAMPLE_SIZE) for commit in range(5)}) == 5
-    assert set().union(*(sample(names, str(commit), SAMPLE_SIZE) for commit in range(100))) == set(names)
+    assert len({sample(names, str(what), 6) for what in range(5)}) == 5
+    assert set().union(*(sample(names, str(what), 6) for what in range(100))) == set(names)

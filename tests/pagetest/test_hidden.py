@@ -8,6 +8,10 @@ from typing import Any
 
 import pytest
 
+from pagetest.limits import scaled
+
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).resolve().parents[2]
 FIRST = 4  # the line of the Markdown on which the code begins
 LAST = 0  # stands for the line of the command, where no other is known
@@ -756,7 +760,7 @@ import os, time
 from pathlib import Path
 above = Path(f'/proc/{os.getppid()}/stat').read_text().rpartition(')')[2].split()[1]
 os.system(f'kill -TERM {above}')
-time.sleep(60)
+time.sleep(1000)
 """,
     ),
     "killing_the_parent_s_parent": (
@@ -767,7 +771,7 @@ import ctypes, os, time
 from pathlib import Path
 above = Path(f'/proc/{os.getppid()}/stat').read_text().rpartition(')')[2].split()[1]
 ctypes.CDLL(None).kill(int(above), 9)
-time.sleep(60)
+time.sleep(1000)
 """,
     ),
     "to_the_group_of_the_parent_s_parent": (
@@ -778,7 +782,7 @@ import ctypes, os, time
 from pathlib import Path
 above = Path(f'/proc/{os.getppid()}/stat').read_text().rpartition(')')[2].split()[1]
 ctypes.CDLL(None).killpg(os.getpgid(int(above)), 15)
-time.sleep(60)
+time.sleep(1000)
 """,
     ),
 }
@@ -960,7 +964,7 @@ assert open(__file__).read()
 """,
     "signals_to_children": """
 import os, signal, subprocess
-child = subprocess.Popen(['sleep', '60'], start_new_session=True)
+child = subprocess.Popen(['sleep', '1000'], start_new_session=True)
 os.kill(child.pid, 0)
 os.kill(os.getppid(), 0)
 os.killpg(child.pid, signal.SIGTERM)
@@ -987,7 +991,11 @@ def found(tmp_path_factory) -> dict[str, dict[str, Any]]:
         (home / f"source/en/{name}.md").write_text(text, encoding="utf-8")
     command = [sys.executable, str(ROOT / "docs_test.py"), "--all", "--lang", "en", "--source", str(home / "source")]
     done = subprocess.run(
-        [*command, "--build", str(home / "build/pages")], capture_output=True, text=True, check=False, timeout=600
+        [*command, "--build", str(home / "build/pages")],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=scaled(3600),
     )
     assert done.returncode == 1, done.stdout + done.stderr
     assert done.stdout.endswith(f"\n{len(HONEST)} passed, {len(CHEATS)} failed\n")

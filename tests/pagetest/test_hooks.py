@@ -3,9 +3,12 @@
 from pathlib import Path
 
 import pytest
+from public_names import names_without_legacy
 
 from pagetest.checks.hooks import HookChecker
 from pagetest.graph.imports import ImportGraph
+
+pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -104,14 +107,13 @@ def test_what_is_not_there_is_explained(hooks, name, message) -> None:
     assert hooks.fault(name) == message
 
 
-@pytest.mark.project
 def test_every_public_name_of_the_library_is_found() -> None:
     """The names that the interpreter finds, and the members of the classes among them."""
     import importlib
     import inspect
 
     hooks, names = HookChecker(ImportGraph(ROOT / "src")), []
-    public = (ROOT / "tests/design/public_names.txt").read_text().splitlines()
+    public = names_without_legacy()
     for module, attribute in (line.split(": ") for line in public):
         names.append(f"{module}.{attribute}")
         found = getattr(importlib.import_module(module), attribute)
@@ -121,7 +123,6 @@ def test_every_public_name_of_the_library_is_found() -> None:
     assert [name for name in names if hooks.fault(name)] == []
 
 
-@pytest.mark.project
 def test_check_finds_a_broken_hook_at_its_line(docs, capsys) -> None:
     text = "# T\n\n{{{{ autodoc:colossal.booster.{} }}}}\n\n<!-- doc-test-command: none -->\n"
     docs.write("a", text.format("Booster.boost"))

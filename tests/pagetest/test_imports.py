@@ -12,6 +12,8 @@ from pagetest.graph.imports import ImportGraph
 from pagetest.graph.references import References
 from pagetest.model.tree import Tree
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).resolve().parents[2]
 
 LIBRARY = {
@@ -131,7 +133,6 @@ def test_the_fingerprint_follows_code_command_and_library(graph, parse) -> None:
     assert fingerprint(parse("Words only.\n"), graph) == ""
 
 
-@pytest.mark.project
 def test_every_page_of_the_project_has_a_fingerprint() -> None:
     tree, graph = Tree(ROOT / "docs/source"), ImportGraph(ROOT / "src")
     pages = [tree.page(name, language) for name in tree.names for language in tree.languages(name)]
@@ -153,7 +154,6 @@ BOOST = f"""
     booster.gather_samples interface.token_weighting {LAUNCH} {LAZY} lazy.lazy_init lazy.pretrained"""
 
 
-@pytest.mark.project
 @pytest.mark.parametrize(
     ("code", "later"),
     [

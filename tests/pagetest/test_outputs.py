@@ -10,6 +10,8 @@ from pagetest.checks.rules import check_page
 from pagetest.model.script import make_script
 from pagetest.outputs import library_texts
 
+pytestmark = pytest.mark.slow
+
 COMMAND = "<!-- doc-test-command: python lesson.py -->\n"
 RUN = ("lesson", "--lang", "en")
 

@@ -4,6 +4,8 @@ import pytest
 
 from pagetest.checks.plugin_tables import PluginTables
 
+pytestmark = pytest.mark.slow
+
 FILE = """
 [columns]
 when = { en = "when", zh-Hans = "何时" }

@@ -15,8 +15,11 @@ from pathlib import Path
 import pytest
 
 from pagetest.graph.fingerprint import common_inputs
+from pagetest.limits import scaled
 from pagetest.results.recorder import remove_private_names
 from pagetest.results.records import BrokenRecordError, Records
+
+pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).resolve().parents[2]
 SHOWN = """# Lesson
@@ -172,14 +175,14 @@ def test_a_page_without_code_has_no_record_on_any_device(docs) -> None:
 
 def test_results_so_far_outlive_an_interruption(docs) -> None:
     docs.add("a", "x = 1")
-    docs.add("b", "import os, time\nprint(os.getpid(), flush=True)\nopen('../../begun', 'w').close()\ntime.sleep(60)")
+    docs.add("b", "import os, time\nprint(os.getpid(), flush=True)\nopen('../../begun', 'w').close()\ntime.sleep(1000)")
     command = ["env", "--default-signal=INT", sys.executable, str(ROOT / "docs_test.py"), *docs.arguments("a", "b")]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as harness:
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + scaled(120)
         while not (docs.build / "begun").exists() and time.monotonic() < deadline:
             time.sleep(0.05)
         harness.send_signal(signal.SIGINT)
-        assert harness.wait(60) == 130
+        assert harness.wait(scaled(120)) == 130
     assert [(old["page"], old["lang"]) for old in docs.records.read()] == [("a", "en"), ("a", "zh-Hans")]
 
 

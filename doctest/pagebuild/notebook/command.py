@@ -90,14 +90,14 @@ def _make_builder(tree: Tree, names: Sequence[str], options: argparse.Namespace,
         options.timeout,
         RunFinder(records, tree, graph, device.expected, now),
         run_page,
-        frozenset(names) if options.execute_all else _choose_executed(tree, names, now["commit"]),
+        frozenset(names) if options.execute_all else _choose_executed(tree, names),
         facts,
         fingerprints,
     )
 
 
-def _choose_executed(tree: Tree, names: Sequence[str], commit: str) -> frozenset[str]:
-    """The pages whose notebooks are executed: a few of each kind, others for each commit."""
+def _choose_executed(tree: Tree, names: Sequence[str]) -> frozenset[str]:
+    """The pages whose notebooks are executed: a few of each kind, always the same."""
     kinds = {name: notebook_kind(tree.page(name, tree.languages(name)[0])) for name in names}
-    chosen = [sample([name for name in names if kinds[name] == kind], commit, size) for kind, size in _EXECUTED.items()]
-    return frozenset().union(*chosen)
+    pages = {kind: [name for name in names if kinds[name] == kind] for kind in _EXECUTED}
+    return frozenset().union(*(sample(pages[kind], "executed notebooks", size) for kind, size in _EXECUTED.items()))

@@ -1,6 +1,5 @@
 """The pages of the website that a change touches: the browser opens them in addition to one of each template."""
 
-import hashlib
 import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -8,11 +7,12 @@ from pathlib import Path
 from urllib.parse import unquote
 
 from pagebuild.api.contents import API_FOLDER, contents_files
-from pagebuild.changes import changed_files_since_base, git_output
+from pagebuild.changes import changed_files_since_base
 from pagebuild.site.edition import Edition, current_edition, released_editions
 from pagebuild.site.pages import IMAGES
 from pagetest.model.page import Page
 from pagetest.model.tree import LANGUAGES
+from pagetest.results.sample import sample
 
 SAMPLE = 24
 """How many pages are opened where it is unknown which ones a change touches."""
@@ -25,33 +25,28 @@ class TouchedPages:
     """What the browser has to open."""
 
     reason: str
-    seed: str  # the commit, which also chooses the page that stands for a template
     pages: tuple[str, ...] | None  # their addresses; None for all
 
     def write(self, path: Path) -> None:
         """Writes the choice for the website's own tests."""
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps({"seed": self.seed, "pages": self.pages}) + "\n", encoding="utf-8")
+        path.write_text(json.dumps({"pages": self.pages}) + "\n", encoding="utf-8")
 
 
 def find_touched_pages(root: Path, base: str = "") -> TouchedPages:
     """The pages whose text, pictures or documented objects have changed."""
-    # A change of the website's own code touches every page. Without a base there is no change to look at, and the
-    # commit's hash chooses a sample, which is another one for the next commit.
-    commit = git_output(root, "rev-parse", "HEAD")
+    # A change of the website's own code touches every page. Without a base there is no change to look at.
     found, changed = changed_files_since_base(root, base)
     editions = [current_edition(root), *released_editions(root)]
     addresses = {address: sources for edition in editions for address, sources in _page_sources(root, edition)}
     if changed is None:
-        ordered = sorted(addresses, key=lambda address: hashlib.sha256(f"{commit} {address}".encode()).hexdigest())
-        return TouchedPages(
-            "a sample by the commit's hash, since git knows no earlier commit", commit, tuple(ordered[:SAMPLE])
-        )
+        some = sorted(sample(addresses, "opened pages", SAMPLE))
+        return TouchedPages("always the same, since git knows no earlier commit", tuple(some))
     code = [path for path in changed if any(path.is_relative_to(root / part) for part in _WEBSITE)]
     if code:
-        return TouchedPages(f"every page, since {min(code).relative_to(root)} differs from {found[:12]}", commit, None)
+        return TouchedPages(f"every page, since {min(code).relative_to(root)} differs from {found[:12]}", None)
     pages = tuple(address for address, sources in addresses.items() if sources & changed)
-    return TouchedPages(f"those that differ from {found[:12]}", commit, pages)
+    return TouchedPages(f"those that differ from {found[:12]}", pages)
 
 
 def _page_sources(root: Path, edition: Edition) -> Iterator[tuple[str, frozenset[Path]]]:

@@ -5,7 +5,8 @@ from pathlib import Path
 
 from pagetest.finding import display_path
 from pagetest.model.reader import read_page
-from pagetest.results.result import FAIL, PASS, SAME, Result
+from pagetest.results.result import FAIL, FLAKY, PASS, SAME, Result
+from pagetest.run.failure import Failure
 
 _CONTEXT = 2
 _NUM_EXTREMES = 3
@@ -18,12 +19,20 @@ def report_lines(result: Result, width: int) -> Iterator[str]:
         yield str(finding)
         yield from excerpt(finding.path, finding.line)
     if result.failure:
-        rank = "" if result.failure.rank is None else _rank_prefix(result)
-        yield f"{display_path(result.path)}:{result.failure.line}: {result.failure.message}{rank}"
+        yield _failure_line(result, result.failure)
         yield from excerpt(result.path, result.failure.line)
         yield from (f"  other ranks: {other}" for other in result.failure.others)
     if result.log and result.status == FAIL:
         yield f"  log: {display_path(result.log)}"
+
+
+def closing_lines(results: Sequence[Result], flaky: Sequence[Result], device: str) -> Iterator[str]:
+    """The failed pages and those that passed only once more, each with its command and its reason; the counts last."""
+    failed, option = [result for result in results if result.is_failed], f" --device {device}" if device else ""
+    for status, result in [*((FAIL, one) for one in failed), *((FLAKY, one) for one in flaky)]:
+        reason = next(iter([*_reasons(result), result.note])).partition("\n")[0]
+        yield f"{status:<5} docs_test.py {result.name} --lang {result.language}{option}  # {reason}"
+    yield summary(results)
 
 
 def summary(results: Sequence[Result]) -> str:
@@ -57,9 +66,16 @@ def facts_of(result: Result) -> str:
     return f"{where or 'not started'}  {result.seconds:.1f} s  {peak}  {lines}{outputs}"
 
 
-def _rank_prefix(result: Result) -> str:
-    rank = result.failure.rank if result.failure else 0
-    return f"   [rank {rank} of {result.world}, first failure]" if result.world > 1 else ""
+def _reasons(result: Result) -> Iterator[str]:
+    yield from map(str, result.findings)
+    if result.failure:
+        yield _failure_line(result, result.failure)
+
+
+def _failure_line(result: Result, failure: Failure) -> str:
+    is_of_rank = failure.rank is not None and result.world > 1
+    rank = f"   [rank {failure.rank} of {result.world}, first failure]" if is_of_rank else ""
+    return f"{display_path(result.path)}:{failure.line}: {failure.message}{rank}"
 
 
 def excerpt(path: Path, line: int) -> Iterator[str]:

@@ -11,6 +11,10 @@ from pagetest.model.script import Script
 from pagetest.run.failure import Failure
 
 PASS, SAME, FAIL, NONE = "PASS", "SAME", "FAIL", "NONE"
+FLAKY = "FLAKY"
+"""What the closing lines say of a page that failed and then passed; no status of a result, and in no record."""
+
+PageKey = tuple[str, str]
 
 
 @dataclass(frozen=True)
@@ -67,6 +71,11 @@ class Result:
             failure=None,
             log=None,
         )
+
+    @property
+    def key(self) -> PageKey:
+        """The page's name and language."""
+        return self.name, self.language
 
     @property
     def is_shared(self) -> bool:

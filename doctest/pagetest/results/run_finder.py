@@ -66,7 +66,7 @@ class RunFinder:
             and len(blocks) == len(page.executed)
             and not changed_since(record, page, self.graph, self.facts["inputs"])
             and _relevant_versions(record.get("versions", {})) == _relevant_versions(self.facts["versions"])
-            and not stale_outputs(page, _printed_by_line(page, [block["printed"] for block in blocks]))
+            and not stale_outputs(page, printed_by_line(page, record))
         )
 
 
@@ -77,8 +77,9 @@ def changed_since(record: Mapping[str, Any], page: Page, graph: ImportGraph, inp
     return "" if record.get("inputs") == inputs else "the harness, constraints.txt, or code in C++ or CUDA"
 
 
-def _printed_by_line(page: Page, printed: list[str]) -> dict[int, str]:
-    return {block.line: text for block, text in zip(page.executed, printed, strict=True)}
+def printed_by_line(page: Page, record: Mapping[str, Any]) -> dict[int, str]:
+    """What each block printed in the recorded run of a page with the same code."""
+    return {block.line: ran["printed"] for block, ran in zip(page.executed, record["blocks"], strict=True)}
 
 
 def _relevant_versions(versions: Mapping[str, str]) -> tuple[str, str]:

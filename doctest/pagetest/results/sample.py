@@ -1,9 +1,9 @@
-"""A sample chosen by the hash of the commit, so that the next commit gets another one."""
+"""A sample of names, the same on every machine and at every commit."""
 
 import hashlib
 from collections.abc import Iterable
 
 
-def sample(names: Iterable[str], commit: str, size: int) -> frozenset[str]:
-    """A sample of names, the same for the same commit."""
-    return frozenset(sorted(names, key=lambda name: hashlib.sha256(f"{commit}\0{name}".encode()).digest())[:size])
+def sample(names: Iterable[str], what: str, size: int) -> frozenset[str]:
+    """Some of the names; another purpose takes others of the same names."""
+    return frozenset(sorted(names, key=lambda name: hashlib.sha256(f"{what}\0{name}".encode()).digest())[:size])

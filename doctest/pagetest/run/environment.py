@@ -8,17 +8,7 @@ from pathlib import Path
 PROBE = Path(__file__).parent / "probe"
 
 _RANKS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT")
-_LAUNCHERS = (
-    "TORCHELASTIC_",
-    "GROUP_",
-    "ROLE_",
-    "OMPI_",
-    "PMI_",
-    "PMIX_",
-    "SLURM_",
-    "COLOSSAL_PAGE_",
-    "COLOSSAL_CHECK",
-)
+_LAUNCHERS = ("TORCHELASTIC_", "GROUP_", "ROLE_", "OMPI_", "PMI_", "PMIX_", "SLURM_", "COLOSSAL_PAGE_")
 _PYTHON_KEPT = ("PYTHONPATH", "PYTHONDONTWRITEBYTECODE", "PYTHONPYCACHEPREFIX", "PYTHONHASHSEED")
 _FIXED = {
     "OMP_NUM_THREADS": "1",

@@ -13,10 +13,11 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from pagetest.limits import scaled
 from pagetest.outputs.blocks import printed_by_block
 from pagetest.run.probe.page_output import CapturedOutput
 
-STACK_SECONDS = 1.0
+STACK_SECONDS = 5.0
 
 _HIDDEN = "(caught, where a check that fails must end the page: let it pass)"
 _FRAME = re.compile(r'  File "(.*)", line (\d+) in (.*)')
@@ -133,7 +134,7 @@ class RunEvents:
             with suppress(ProcessLookupError):
                 os.kill(event["pid"], signal.SIGUSR1)
                 asked.append(self.folder / f"stacks.{event['rank']}.{event['pid']}")
-        deadline = time.monotonic() + STACK_SECONDS
+        deadline = time.monotonic() + scaled(STACK_SECONDS)
         while any(not file.stat().st_size for file in asked) and time.monotonic() < deadline:
             time.sleep(0.02)
 

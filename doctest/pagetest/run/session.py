@@ -14,11 +14,12 @@ from pathlib import Path
 
 import psutil
 
+from pagetest.limits import scaled
 from pagetest.run.command import Command, CommandOutcome, LeftoverProcess, StartCommand, start_command
 
 SAMPLE_SECONDS = 0.1
 GRACE_SECONDS = 3.0
-LINGER_SECONDS = 1.0
+LINGER_SECONDS = 5.0
 
 _PR_SET_CHILD_SUBREAPER = 36
 _SHARED_MEMORY = re.compile(r"torch_(\d+)_")
@@ -92,7 +93,7 @@ class Session:
 
     def _leftovers(self, command: Command) -> tuple[LeftoverProcess, ...]:
         """What is still there when helpers that end with their parent have had a moment to do so."""
-        self._wait_for_end(command, LINGER_SECONDS)
+        self._wait_for_end(command, scaled(LINGER_SECONDS))
         found = []
         for process in self._living_processes():
             with suppress(psutil.Error):
@@ -103,7 +104,7 @@ class Session:
         with suppress(psutil.Error, ProcessLookupError):
             for below in psutil.Process(command.pid).children():
                 os.killpg(below.pid, signal.SIGTERM)
-        self._wait_for_end(command, GRACE_SECONDS)
+        self._wait_for_end(command, scaled(GRACE_SECONDS))
 
     def _wait_for_end(self, command: Command, seconds: float) -> None:
         deadline = time.monotonic() + seconds

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from pagetest.limits import scaled
 from pagetest.run.command import Command, start_command
 from pagetest.run.environment import PROBE
 from pagetest.warm.launch import Launch, read_launch
@@ -75,7 +76,7 @@ class ForkServer:
                 start_new_session=True,
             )
         self._link = ours
-        self._link.settimeout(READY_SECONDS)
+        self._link.settimeout(scaled(READY_SECONDS))
         self._lines = ours.makefile("rw", encoding="utf-8")
         self._facts: dict[str, Any] | None = None
         self._send({"modules": list(modules)})
