@@ -15,36 +15,39 @@ import pytest
 import torch
 import tqdm
 from durations import Durations
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 from torch import distributed as dist
-from unchanged import Unchanged
 
 from colossal._src.cluster.mesh import _AMBIENT
+from colossal._src.testing.limits import scaled
 from colossal._src.testing.processes import PRELOADED, kept_pids
 from colossal.testing import reuse_processes
 
 OPEN_FILES = Path("/proc/self/fd")
 TESTS = Path(__file__).parent
-SETTLE_SECONDS = 3.0
+SUMMARY_WIDTH = 230
+CACHES = {".pytest_cache", ".hypothesis"}
+WORKER = "PYTEST_XDIST_WORKER"  # a file may be that of another worker, in the same folder
+SETTLE_SECONDS = scaled(30.0)
 """Some libraries tell their threads to end and do not wait for them."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Let a run of all tests write how long they took, and which need not run again."""
+    """Let a run choose its device, and write how long tests took."""
     parser.addoption("--device", default="cpu", help="what Booster and meshes take: cpu, or pretend (tests/device)")
-    parser.addoption("--record", action="store_true", help="note that the tests of the documentation tools passed")
     parser.addoption("--store-durations", action="store_true", help="write tests/durations.json; needs -n")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Test on one device, whatever the machine has, and keep ranks apart: OpenMP teams collapse on too few cores."""
     config.pluginmanager.register(Durations(config))
-    config.pluginmanager.register(Unchanged(config))
     os.environ["COLOSSAL_DEVICE"] = str(config.getoption("--device"))
     if os.environ["COLOSSAL_DEVICE"] == "pretend":
         _pretend()
-    settings.register_profile("load", deadline=None)  # how long an example takes is the machine's affair
-    settings.load_profile("load")
+    # How long an example takes is the machine's affair, and every machine looks at the same ones.
+    unhurried = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
+    settings.register_profile("same", derandomize=True, database=None, **unhurried)
+    settings.load_profile("same")
     torch.set_num_threads(1)
     # torch takes a kernel that was compiled for another vector width from its cache, and the results are wrong.
     width = torch.backends.cpu.get_cpu_capability()
@@ -60,6 +63,13 @@ def _pretend() -> None:
     sys.path.insert(0, folder)
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (folder, os.environ.get("PYTHONPATH"))))
     importlib.import_module("pretend_device").register()
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Let the summary have the first line of each message where nobody set the width of the output."""
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    if reporter and not sys.stdout.isatty():
+        session.config.get_terminal_writer().fullwidth = SUMMARY_WIDTH
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
@@ -123,7 +133,9 @@ def _footprint() -> dict[str, set[str]]:
         "process": {str(process.pid) for process in multiprocessing.active_children()} - set(map(str, kept_pids())),
         "environment": {f"{name}={value}" for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"},
         "socket": _sockets(),
-        "file in the working folder": {path.name for path in Path().iterdir()} - {".pytest_cache", ".hypothesis"},
+        "file in the working folder": set()
+        if WORKER in os.environ
+        else {path.name for path in Path().iterdir()} - CACHES,
     }
 
 

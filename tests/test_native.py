@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from colossal._src import _native as native
+from colossal._src.testing.limits import scaled
 from colossal.errors import UnsupportedError
 
 pytestmark = pytest.mark.skipif(not shutil.which("c++"), reason="needs a C++ compiler, and there is none here")
@@ -169,7 +170,7 @@ def slow_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def wait_for(file: Path) -> None:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + scaled(600)
     while not (file.exists() and file.read_text()):
         assert time.monotonic() < deadline
         time.sleep(0.01)

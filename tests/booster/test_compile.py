@@ -24,6 +24,8 @@ from colossal.booster.plugin import (
 from colossal.errors import UnsupportedError
 from colossal.testing import run_processes
 
+pytestmark = pytest.mark.slow
+
 HYBRID = partial(HybridParallelPlugin, precision="fp32")
 SEQUENCE = partial(HYBRID, enable_sequence_parallelism=True)
 PLUGINS: dict[str, Callable[[], Any]] = {
@@ -89,7 +91,7 @@ def compare_all(cases: list[tuple[str, str]], expected: list[float]) -> None:
         losses = train(Booster(plugin=PLUGINS[plugin](), device="cpu"), *WAYS[way])
         message = f"{plugin}, compiled {way}"
         torch.testing.assert_close(
-            losses, expected, rtol=0, atol=2e-6, msg=lambda text, name=message: f"{name}: {text}"
+            losses, expected, rtol=1e-5, atol=0, msg=lambda text, name=message: f"{name}: {text}"
         )
         assert counters["stats"]["unique_graphs"] > 0, message
 

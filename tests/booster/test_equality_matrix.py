@@ -87,6 +87,10 @@ CHUNKED: dict[str, tuple[dict[str, int], dict[str, Any]]] = {
 }
 """Meshes, and options of GeminiPlugin, of models of transformers that it shards over tp and puts into chunks."""
 
+LONG = ("Gemini, tp2", "Gemini, tp2 x dp2", "Gemini, tp2 x dp2, from the host")
+MOST_RANKS = 4
+"""Cells that take long, and how many ranks those of the gate have."""
+
 CHUNKS = {size: {"chunk_size": 99} for size in (1, 2)}
 
 
@@ -169,13 +173,16 @@ def size_of(mesh: dict[str, Any]) -> int:
 
 
 def marked(cells: Sequence[Any]) -> list[Any]:
-    """Mark cells of two ranks, which an accelerator repeats; a cell is a world, or begins with it."""
+    """Mark cells of two ranks, which an accelerator repeats, and slow ones; a cell is a world, or begins with it."""
     meshes = WORLDS | {name: mesh for name, (mesh, _) in (DIVIDED | CHUNKED).items()}
-    marks = {True: [pytest.mark.two_ranks], False: []}
     found = []
     for cell in cells:
         parts = (cell,) if isinstance(cell, str) else cell
-        found.append(pytest.param(*parts, marks=marks[size_of(meshes[parts[0]]) == 2]))
+        size = size_of(meshes[parts[0]])
+        marks = [pytest.mark.two_ranks] if size == 2 else []
+        if size > MOST_RANKS or parts[0] in LONG:
+            marks.append(pytest.mark.slow)
+        found.append(pytest.param(*parts, marks=marks))
     return found
 
 
@@ -479,7 +486,7 @@ def train_one_family(name: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize("world", marked([*DIVIDED, *CHUNKED]))
 def test_a_divided_transformer_is_one_process(world: str) -> None:
-    ranks = run_processes(train_family_all, size_of((DIVIDED | CHUNKED)[world][0]), world, timeout_seconds=300)
+    ranks = run_processes(train_family_all, size_of((DIVIDED | CHUNKED)[world][0]), world)
     for way, stage in ranks[0]:
         expected, found = family_alone(way), [rank[way, stage] for rank in ranks]
         compare(expected, found, f"{world}, {way}, zero_stage={stage}", is_cut=True)

@@ -22,6 +22,8 @@ from colossal.comm import CommCounter
 from colossal.errors import ConfigError, UnsupportedError
 from colossal.testing import run_processes, run_threads
 
+pytestmark = pytest.mark.slow
+
 PLUGINS: dict[str, Callable[..., Plugin]] = {
     "DDP": TorchDDPPlugin,
     "FSDP": TorchFSDPPlugin,

@@ -124,10 +124,10 @@ def test_a_fused_kernel_that_does_not_know_shards_is_refused(kind) -> None:
 
 def go_on(plugin: bool) -> dict[str, torch.Tensor]:
     """Take a few steps in the open, then boost model and optimizer in the middle of the run."""
-    model = build()
+    model, inputs = build().double(), data().double()  # as in `step_by`
     optimizer: Any = torch.optim.AdamW(model.parameters(), lr=0.05)
     for _ in range(3):
-        loss_of(model, data()).backward()
+        loss_of(model, inputs).backward()
         optimizer.step()
         optimizer.zero_grad()
     boosted = model
@@ -136,7 +136,7 @@ def go_on(plugin: bool) -> dict[str, torch.Tensor]:
         state = optimizer.state[model[0].weight]
         assert state["exp_avg"].to_local().shape == model[0].weight.to_local().shape
     for _ in range(3):
-        loss_of(boosted, own_rows(data())).backward()
+        loss_of(boosted, own_rows(inputs)).backward()
         optimizer.step()
         optimizer.zero_grad()
     return values_of(model)
@@ -487,7 +487,7 @@ def test_models_without_trainable_parameters_and_with_strange_strides() -> None:
 
 
 def train_hybrid(strategy: str | None) -> list[Any]:
-    model = build()
+    model, inputs = build().double(), data().double()  # as in `step_by`
     optimizer: Any = torch.optim.AdamW(model.parameters(), lr=0.05)
     boosted: nn.Module = model
     norms = []
@@ -497,7 +497,7 @@ def train_hybrid(strategy: str | None) -> list[Any]:
     else:
         optimizer = OptimizerWrapper(optimizer)
     for _ in range(4):
-        optimizer.backward(loss_of(boosted, own_rows(data())))
+        optimizer.backward(loss_of(boosted, own_rows(inputs)))
         norms.append(optimizer.clip_grad_by_norm(LIMIT).item())
         optimizer.step()
         optimizer.zero_grad()
@@ -558,6 +558,7 @@ def lose_a_rank(folder: str) -> None:
             raise
 
 
+@pytest.mark.slow
 def test_a_lost_rank_is_an_error_and_no_hang(tmp_path) -> None:
     started = time.monotonic()
     with pytest.raises(WorldError, match="died with exit code 3"):

@@ -15,6 +15,8 @@ from colossal.booster.plugin import TorchDDPPlugin, TorchFSDPPlugin
 from colossal.tensor import local_of
 from colossal.testing import run_processes
 
+pytestmark = pytest.mark.slow
+
 STATUS, CLEAR_REFS = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 M_MMAP_THRESHOLD = -3  # of malloc.h
 WIDTH, BLOCKS, RANKS = 1024, 12, 4

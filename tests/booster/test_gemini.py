@@ -269,6 +269,7 @@ def load_by_fsdp(root: str) -> Any:
     return load_all("fsdp", build(), [Path(root, each) for each in ("static", "ahead, from the host")])
 
 
+@pytest.mark.slow
 def test_processes_save_asynchronously_and_fsdp_goes_on_too(model, alone, tmp_path: Path) -> None:
     losses, state = alone["adamw", "fp32"]
     expected = losses[BEFORE:], state
@@ -455,6 +456,7 @@ def rise(lazily: bool) -> int:
     return bytes_in("VmHWM") - before
 
 
+@pytest.mark.slow
 def test_no_rank_holds_more_than_its_part_and_one_parameter() -> None:
     limit = BLOCKS * BLOCK / RANKS + 4 * BLOCK  # a parameter, what it is cut with, what the backend still looks at
     lazy, eager = (max(run_processes(rise, RANKS, lazily, fresh=True)) for lazily in (True, False))

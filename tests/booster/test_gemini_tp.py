@@ -33,7 +33,7 @@ STEPS, BEFORE = 3, 1
 CHUNKS = {size: {"chunk_size": 5000} for size in (1, 2, 4)}
 WORLDS = {"tp2": 2, "dp2 x tp2": 4}
 
-pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing:FutureWarning")  # of peft
+pytestmark = [pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing:FutureWarning"), pytest.mark.slow]
 
 
 def gemini(tp_size: int = 2, **options: Any) -> GeminiPlugin:
@@ -159,7 +159,7 @@ def train_compiled() -> list[float]:
 
 
 def test_compiled_activations_read_chunks() -> None:
-    for losses in run_processes(train_compiled, 2, timeout_seconds=300, fresh=True):
+    for losses in run_processes(train_compiled, 2, fresh=True):
         assert losses == pytest.approx(alone("gpt2")["losses"], rel=1e-5)  # not in float64 throughout
 
 

@@ -302,7 +302,7 @@ def train_exactly(names: list[str]) -> dict[str, dict[str, Any]]:
 
 @cache
 def alone() -> dict[str, dict[str, Any]]:
-    return run_processes(train_some, 1, None, list(RECIPES), timeout_seconds=300)[0]
+    return run_processes(train_some, 1, None, list(RECIPES))[0]
 
 
 @cache
@@ -313,7 +313,7 @@ def exactly() -> dict[str, dict[str, Any]]:
 
 @cache
 def world(plugin: str, size: int) -> list[dict[str, dict[str, Any]]]:
-    return run_processes(train_some, size, plugin, NAMES[plugin], timeout_seconds=300)
+    return run_processes(train_some, size, plugin, NAMES[plugin])
 
 
 @pytest.mark.parametrize(
@@ -350,7 +350,7 @@ def tensors(run: dict[str, Any]) -> dict[str, torch.Tensor]:
 
 
 def test_a_missing_reduction_would_be_seen() -> None:
-    ranks = run_processes(train_some, 2, None, list(RECIPES), timeout_seconds=300)
+    ranks = run_processes(train_some, 2, None, list(RECIPES))
     for name in RECIPES:
         with pytest.raises(AssertionError, match=re.escape(name)):
             compare([rank[name] for rank in ranks], name, name)

@@ -12,7 +12,7 @@ from colossal.booster import Booster
 from colossal.booster.plugin import Plugin, TorchDDPPlugin, TorchFSDPPlugin
 from colossal.testing import assert_close, run_processes
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.slow]
 
 
 def losses_of(booster: Booster | None, device: str) -> torch.Tensor:

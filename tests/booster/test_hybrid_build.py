@@ -16,16 +16,20 @@ from colossal.testing import fake_world, run_threads
 
 LAYERS = (
     ("errors", "logging", "_registration", "_older_names"),
-    ("cluster", "accelerator"),
+    ("cluster", "accelerator", "_native"),
     ("comm",),
-    ("kernel",),
+    ("kernel", "offload"),
     ("tensor", "lazy"),
     ("nn", "amp", "interface"),
     ("shardformer", "pipeline", "zero", "checkpoint_io"),
     ("booster",),
+    (),
+    ("legacy",),
+    ("cli", "testing"),
 )
 LAYER_OF = {package: number for number, packages in enumerate(LAYERS) for package in packages}
 MOST_UPWARD = 2
+MODULE_FILE = nn.Module.register_parameter.__code__.co_filename
 
 
 def filled(model: nn.Module) -> nn.Module:
@@ -53,13 +57,18 @@ def module_of(frame: FrameType) -> str | None:
 
 
 def upward_calls(function: Any, *args: Any) -> list[str]:
-    """The calls from a module of the library straight into one on a higher layer."""
+    """The calls from a module of the library straight into one on a higher layer.
+
+    What `nn.Module` calls by itself is none: a hook that legacy registers with torch is called for the modules of all.
+    """
     found = []
 
     def look(frame: FrameType, event: str, _arg: object) -> None:
         if event != "call" or (target := module_of(frame)) is None:
             return
         caller = frame.f_back
+        if caller is not None and caller.f_code.co_filename == MODULE_FILE:
+            return
         while caller is not None and module_of(caller) is None:
             caller = caller.f_back
         source = None if caller is None else module_of(caller)
@@ -102,6 +111,16 @@ def test_a_call_upward_is_seen() -> None:
     with fake_world(2):
         booster = Booster(device="cpu", plugin=HybridParallelPlugin(1, 1, precision="fp32"))
         assert upward_calls(map_tensors, torch.ones(1), lambda _: booster.plugin.get_lora()) != []
+
+
+def test_a_hook_that_torch_calls_is_no_call_upward() -> None:
+    from colossal._src.legacy.registration_hooks import registration_hook
+    from colossal._src.pipeline import map_tensors
+
+    names: list[str] = []
+    with registration_hook("parameter", lambda _module, name, _value: names.append(name)):
+        assert upward_calls(map_tensors, torch.ones(1), lambda _: nn.Linear(1, 1)) == []
+    assert names == ["weight", "bias"]
 
 
 # ----------------------------------------------------------------------------------------------- parts of a batch

@@ -3,13 +3,14 @@
 import json
 import os
 import signal
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from chosen import chosen
 from families import MODELS, PAIRED, build, inputs_of
+from float64 import KeepFloat64
 from safetensors import safe_open
 from torch import distributed as dist
 from torch import nn
@@ -69,10 +70,11 @@ def train(name: str, booster: Booster, boosted: Any, first: int, steps: int) -> 
         dtype = next(model.parameters()).dtype
         batch = {key: torch.cat([pair[key] for pair in pairs]).chunk(size)[rank] for key in pairs[0]}
         batch = {key: value.to(dtype) if value.is_floating_point() else value for key, value in batch.items()}
-        if isinstance(booster.plugin, HybridParallelPlugin) and booster.plugin.pp_size > 1:
-            booster.execute_pipeline(iter([batch]), model, criterion, optimizer)
-        else:
-            booster.backward(criterion(model(**batch)), optimizer)
+        with KeepFloat64() if dtype == torch.float64 else nullcontext():
+            if isinstance(booster.plugin, HybridParallelPlugin) and booster.plugin.pp_size > 1:
+                booster.execute_pipeline(iter([batch]), model, criterion, optimizer)
+            else:
+                booster.backward(criterion(model(**batch)), optimizer)
         optimizer.step()
         schedule.step()
         optimizer.zero_grad()
@@ -161,24 +163,24 @@ def goes_on(world: str, root: str, own: str) -> None:
 @pytest.fixture(scope="module")
 def reference(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("one")
-    run_processes(one_process, 1, str(root), timeout_seconds=300)
+    run_processes(one_process, 1, str(root))
     return root
 
 
-@pytest.fixture(scope="module", params=chosen(list(WORLDS), 3, "worlds of hybrid checkpoints"))
+@pytest.fixture(scope="module", params=WORLDS)
 def world(request: pytest.FixtureRequest, reference: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp(request.param)
-    run_processes(goes_on, WORLDS[request.param][0], request.param, str(reference), str(root), timeout_seconds=300)
+    run_processes(goes_on, WORLDS[request.param][0], request.param, str(reference), str(root))
     return root
 
 
-@pytest.mark.chosen
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FAMILIES)
 def test_files_are_those_of_one_process(name: str, world: Path, reference: Path) -> None:
     assert_same(content(world / name), content(reference / name), str(world / name))
 
 
-@pytest.mark.chosen
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FAMILIES)
 def test_run_goes_on(name: str, world: Path, reference: Path) -> None:
     found, expected = (
@@ -255,6 +257,7 @@ def sequence_in_parts(root: str, **options: Any) -> tuple[list[str], Any]:
     return [name for name, _ in model.named_parameters()], [getattr(m, "scale", None) for m in model.modules()]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{}, {"pp_style": "interleaved", "num_model_chunks": 2}], ids=["1f1b", "chunks"])
 def test_sequences_with_buffers_and_other_state(options: dict[str, Any], tmp_path: Path) -> None:
     saved = sequence(value=3.0)

@@ -142,10 +142,15 @@ def alone(name: str, num_parts: int) -> dict[str, Any]:
     return {"losses": losses, "norms": norms, "parameters": dict(model.named_parameters(remove_duplicate=False))}
 
 
-@pytest.fixture(scope="module", params=WORLDS)
+IN_GATE = ("tp2", "pp2", "pp2-v", "tp2-pp2", "tp2-dp2-zero1", "tp2-split", "sp2-heads", "sp2-ring")
+
+
+@pytest.fixture(
+    scope="module", params=[each if each in IN_GATE else pytest.param(each, marks=pytest.mark.slow) for each in WORLDS]
+)
 def world(request: pytest.FixtureRequest) -> tuple[str, list[dict[str, Any]]]:
     size, _ = WORLDS[request.param]
-    return request.param, run_processes(train, size, request.param, families_of(request.param), timeout_seconds=300)
+    return request.param, run_processes(train, size, request.param, families_of(request.param))
 
 
 @pytest.mark.chosen

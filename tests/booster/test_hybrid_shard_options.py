@@ -18,6 +18,8 @@ from colossal.lazy import LazyInitContext
 from colossal.shardformer import GradientCheckpointConfig, PipelineGradientCheckpointConfig, plan_of
 from colossal.testing import fake_world, run_processes
 
+pytestmark = pytest.mark.slow
+
 STEPS, FAMILIES = 3, ("llama", "gpt2", "bloom")
 PIPE = {"tp_size": 1, "pp_size": 2, "num_microbatches": 2}
 V: dict[str, Any] = PIPE | {"pp_style": "zbv", "num_model_chunks": 2}
@@ -102,7 +104,7 @@ def alone(name: str, num_parts: int) -> dict[str, Any]:
 @pytest.fixture(scope="module", params=WORLDS)
 def world(request: pytest.FixtureRequest) -> tuple[str, list[dict[str, Any]]]:
     size, *_ = WORLDS[request.param]
-    return request.param, run_processes(train, size, request.param, timeout_seconds=300)
+    return request.param, run_processes(train, size, request.param)
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -157,7 +159,7 @@ def switched(options: dict[str, Any]) -> dict[str, Any]:
 
 def test_the_switch_of_a_pipelined_model() -> None:
     expected = alone("llama", 2)
-    ranks = run_processes(switch_on_and_off, 2, timeout_seconds=300)
+    ranks = run_processes(switch_on_and_off, 2)
     for style in SCHEDULES:
         for rank in (each[style] for each in ranks):
             assert rank["losses"] == pytest.approx(expected["losses"], rel=RTOL)
@@ -191,7 +193,7 @@ def compiled_in_a_v() -> list[float]:
 
 
 def test_compiled_activations_while_weight_gradients_wait() -> None:
-    for losses in run_processes(compiled_in_a_v, 2, timeout_seconds=300, fresh=True):
+    for losses in run_processes(compiled_in_a_v, 2, fresh=True):
         assert losses == pytest.approx(alone("gpt2", 2)["losses"], rel=1e-3)  # not clipped here
 
 

@@ -20,6 +20,8 @@ from colossal.nn.optimizer import HybridAdam
 from colossal.tensor import full_tensor_of
 from colossal.testing import run_processes
 
+pytestmark = pytest.mark.slow
+
 STATUS, CLEAR_REFS = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 M_MMAP_THRESHOLD = -3  # of malloc.h
 WIDTH, BLOCKS, RANKS = 1024, 12, 4

@@ -7,6 +7,7 @@ import peft
 import pytest
 import torch
 import transformers
+from equality import assert_equal
 from sklearn.datasets import load_digits
 from torch import distributed as dist
 from torch import nn
@@ -14,18 +15,18 @@ from torch import nn
 from colossal._src.testing.processes import PRELOADED
 from colossal.booster import Booster
 from colossal.booster.plugin import TorchDDPPlugin, TorchFSDPPlugin
-from colossal.testing import TOLERANCES, assert_same_on_all_ranks, run_processes
+from colossal.testing import TOLERANCES, assert_close, assert_same_on_all_ranks, run_processes
 
 PRELOADED.extend(["peft", "transformers.models.gpt2.modeling_gpt2"])
 
 GLOBAL_BATCH = 48
 STEPS = 6
 PLUGINS = {"none": lambda: None, "ddp": TorchDDPPlugin, "fsdp": TorchFSDPPlugin}
-PRECISIONS = {None: torch.float32, "bf16": torch.bfloat16}
+PRECISIONS = {None: torch.float64, "bf16": torch.bfloat16}
 
 
 def make_optimizer(parameters: Any, precision: str | None) -> torch.optim.Optimizer:
-    """Adam divides by the size of a gradient, and so makes the rounding of a tiny one as large as a step."""
+    """Adam makes the rounding of a tiny gradient as large as a step: it trains in float64, and SGD in bfloat16."""
     return torch.optim.AdamW(parameters, lr=0.01) if precision is None else torch.optim.SGD(parameters, lr=0.5)
 
 
@@ -57,6 +58,7 @@ class Reader(nn.Module):
             attn_pdrop=0,
             bos_token_id=0,
             eos_token_id=0,
+            attn_implementation="eager",
         )
         self.gpt = transformers.GPT2Model(config)
         self.head = nn.Linear(16, 10)
@@ -80,16 +82,20 @@ MODELS = {
 }
 
 
-def digits(step: int) -> tuple[torch.Tensor, torch.Tensor]:
+def digits(step: int, precision: str | None) -> tuple[torch.Tensor, torch.Tensor]:
     images, labels = load_digits(return_X_y=True)
     part = slice(step * GLOBAL_BATCH, (step + 1) * GLOBAL_BATCH)
-    return torch.tensor(images[part], dtype=torch.float32) / 16, torch.tensor(labels[part])
+    return torch.tensor(images[part], dtype=weights_of(precision)) / 16, torch.tensor(labels[part])
 
 
-def build(name: str) -> tuple[nn.Module, Any]:
+def weights_of(precision: str | None) -> torch.dtype:
+    return torch.float64 if precision is None else torch.float32
+
+
+def build(name: str, dtype: torch.dtype = torch.float32) -> tuple[nn.Module, Any]:
     kind, keywords = MODELS[name]
     torch.manual_seed(5)
-    model = kind()
+    model = kind().to(dtype)
     torch.manual_seed(8)
     return model, peft.LoraConfig(**keywords)
 
@@ -106,13 +112,13 @@ def whole(tensor: torch.Tensor) -> torch.Tensor:
 
 def by_hand(name: str, precision: str | None) -> dict[str, Any]:
     """Train adapters in one process by peft and torch alone."""
-    model, config = build(name)
+    model, config = build(name, weights_of(precision))
     model = peft.get_peft_model(model, config)
     optimizer = make_optimizer(trained(model).values(), precision)
     losses, gradients = [], []
     begin = {key: whole(value) for key, value in trained(model).items()}
     for step in range(STEPS):
-        images, labels = digits(step)
+        images, labels = digits(step, precision)
         with torch.autocast("cpu", PRECISIONS[precision], enabled=precision is not None):
             loss = nn.functional.cross_entropy(model(images), labels)
         loss.backward()
@@ -127,7 +133,7 @@ def by_hand(name: str, precision: str | None) -> dict[str, Any]:
 def by_booster(plugin: str, name: str, precision: str | None) -> dict[str, Any]:
     """Train the same adapters by a Booster on this rank's part of each batch, from generators that stand apart."""
     booster = Booster(device="cpu", plugin=PLUGINS[plugin](), mixed_precision=precision)
-    model, config = build(name)
+    model, config = build(name, weights_of(precision))
     if plugin != "none":
         torch.manual_seed(8 + dist.get_rank())
     model = booster.enable_lora(model, lora_config=config)
@@ -140,7 +146,7 @@ def by_booster(plugin: str, name: str, precision: str | None) -> dict[str, Any]:
     rank, size = booster.plugin.data_parallel_rank_and_size()
     losses, gradients = [], []
     for step in range(STEPS):
-        images, labels = (part.chunk(size)[rank] for part in digits(step))
+        images, labels = (part.chunk(size)[rank] for part in digits(step, precision))
         loss = criterion(model(images), labels)
         booster.backward(loss, optimizer)
         losses.append(loss.detach())
@@ -169,16 +175,17 @@ def expected() -> dict[tuple[str, str | None], dict[str, Any]]:
     ("plugin", "size"), [("none", 1), *((plugin, n) for plugin in PLUGINS if plugin != "none" for n in (1, 2, 4))]
 )
 def test_adapters_train_as_by_hand(plugin, size, expected) -> None:
-    ranks = run_processes(train_all, size, plugin, timeout_seconds=300)
+    ranks = run_processes(train_all, size, plugin)
     for case, wanted in expected.items():
-        compare([rank[case] for rank in ranks], wanted, TOLERANCES[PRECISIONS[case[1]]], f"{case}, {size} ranks")
+        compare([rank[case] for rank in ranks], wanted, PRECISIONS[case[1]], f"{case}, {size} ranks")
 
 
-def compare(ranks: list[dict[str, Any]], wanted: dict[str, Any], tolerance: Any, name: str) -> None:
+def compare(ranks: list[dict[str, Any]], wanted: dict[str, Any], dtype: torch.dtype, name: str) -> None:
     def close(actual: torch.Tensor, value: torch.Tensor, what: str) -> None:
-        torch.testing.assert_close(
-            actual, value, rtol=tolerance.rtol, atol=tolerance.atol, msg=lambda text: f"{name}: {what}: {text}"
-        )
+        if dtype == torch.float64:
+            assert_equal(actual, value, f"{name}: {what}")
+        else:
+            assert_close(actual, value, f"{name}: {what}", rtol=TOLERANCES[dtype].rtol, atol=TOLERANCES[dtype].atol)
 
     close(torch.stack([rank["losses"] for rank in ranks]).mean(0), wanted["losses"], "losses")
     for rank in ranks:
@@ -229,7 +236,7 @@ def test_adapters_learn_in_every_precision(precision, tmp_path) -> None:
     adapted = model.unwrap(unwrap_peft=False)
     frozen = {key: value.clone() for key, value in adapted.named_parameters() if not value.requires_grad}
     assert len(optimizer.parameters) == 6
-    images, labels = digits(0)
+    images, labels = digits(0, precision)
     images = images.half() if precision == "fp16_naive" else images
     losses = []
     for _ in range(STEPS):

@@ -23,7 +23,7 @@ from colossal.checkpoint_io import CheckpointIO
 from colossal.testing import run_processes
 
 PRELOADED.append("peft")
-pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing:FutureWarning")  # of peft
+pytestmark = [pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing:FutureWarning"), pytest.mark.slow]
 
 PIPELINE: dict[str, Any] = {"precision": "fp32", "pp_size": 2, "num_microbatches": 2}
 WORLDS: dict[str, tuple[int, Any]] = {

@@ -16,6 +16,8 @@ from colossal.booster import Booster
 from colossal.errors import CheckpointError
 from colossal.testing import WorldError, run_processes
 
+pytestmark = pytest.mark.slow
+
 PRELOADED.append("peft")
 
 

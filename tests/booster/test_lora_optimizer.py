@@ -30,7 +30,7 @@ from colossal.tensor import full_tensor_of
 from colossal.testing import run_processes
 
 PRELOADED.append("peft")
-pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing:FutureWarning")  # of peft
+pytestmark = [pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing:FutureWarning"), pytest.mark.slow]
 
 STEPS = 3
 TARGETS = ["q_proj", "v_proj", "down_proj"]
@@ -115,7 +115,7 @@ def after() -> dict[str, Any]:
 
 @pytest.mark.parametrize("plugin", PLUGINS)
 def test_adapters_join_an_optimizer_that_was_built_before_them(plugin: str, after: dict[str, Any]) -> None:
-    ranks = run_processes(all_before, 1 if plugin == "none" else 2, plugin, timeout_seconds=300)
+    ranks = run_processes(all_before, 1 if plugin == "none" else 2, plugin)
     for split in SPLITS:
         found = [rank[split] for rank in ranks]
         losses = torch.tensor([each["losses"] for each in found], dtype=torch.float64).mean(0)

@@ -148,6 +148,7 @@ def go_on_without_compiling(kind: str, plugin: str, folder: str) -> None:
         torch.testing.assert_close(left, right)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("plugin", PLUGINS)
 @pytest.mark.parametrize("kind", COMPILED)
 def test_a_compiled_model_is_saved_under_the_names_of_the_plain_one(kind: str, plugin: str, tmp_path: Path) -> None:

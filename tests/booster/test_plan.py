@@ -17,6 +17,8 @@ from colossal.comm import CommCounter
 from colossal.errors import ConfigError, MeshError, UnsupportedError
 from colossal.testing import fake_world, run_processes, run_threads
 
+pytestmark = pytest.mark.slow
+
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "tp2-pp2": ("llama", {"tp_size": 2, "pp_size": 2, "num_microbatches": 2}),
     "tp2-pp2-tied": ("llama-tied", {"tp_size": 2, "pp_size": 2, "num_microbatches": 4}),
@@ -92,7 +94,7 @@ def storages(tensors: list[torch.Tensor]) -> dict[int, int]:
 
 @pytest.fixture(scope="module")
 def trained() -> list[dict[str, Any]]:
-    return run_processes(train_all, 4, timeout_seconds=300)
+    return run_processes(train_all, 4)
 
 
 def on_meta(model: nn.Module) -> nn.Module:

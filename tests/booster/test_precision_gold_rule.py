@@ -167,12 +167,12 @@ def train_some(plugin: str | None, names: list[str], exactly: bool = False) -> d
 
 @cache
 def alone(exactly: bool) -> dict[str, dict[str, Any]]:
-    return run_processes(train_some, 1, None, list(RECIPES), exactly, timeout_seconds=300)[0]
+    return run_processes(train_some, 1, None, list(RECIPES), exactly)[0]
 
 
 @cache
 def world(plugin: str, size: int) -> list[dict[str, dict[str, Any]]]:
-    return run_processes(train_some, size, plugin, NAMES[plugin], timeout_seconds=300)
+    return run_processes(train_some, size, plugin, NAMES[plugin])
 
 
 @pytest.mark.parametrize(
@@ -207,7 +207,7 @@ def tensors(run: dict[str, Any]) -> dict[str, torch.Tensor]:
 
 
 def test_a_missing_reduction_would_be_seen() -> None:
-    ranks = run_processes(train_some, 2, None, list(RECIPES), timeout_seconds=300)
+    ranks = run_processes(train_some, 2, None, list(RECIPES))
     for name in RECIPES:
         with pytest.raises(AssertionError, match=re.escape(name)):
             compare([rank[name] for rank in ranks], name, name)

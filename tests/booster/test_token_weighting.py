@@ -134,7 +134,7 @@ def test_a_weighted_step_is_that_of_one_process(world: str) -> None:
     size = 1
     for number in axes.values():
         size *= number
-    ranks = run_processes(run_all, size, world, timeout_seconds=300)
+    ranks = run_processes(run_all, size, world)
     for key in ranks[0]:
         at = f"{world}, {key}"
         mean = torch.tensor([rank[key][0] for rank in ranks], dtype=torch.float64).mean()

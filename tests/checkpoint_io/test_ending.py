@@ -13,6 +13,8 @@ from torch import nn
 from colossal._src.checkpoint_io import CheckpointManager
 from colossal.checkpoint_io import CheckpointIO
 
+pytestmark = pytest.mark.slow
+
 PROGRAM = Path(__file__).with_name("ending.py")
 CASES = {"none,exit": 1, "ddp,dissolve": 2, "fsdp,last line": 2}
 """A plugin and how the program ends, with the number of ranks; one that dissolves the world makes a save that fails."""

@@ -12,6 +12,8 @@ from torch import nn
 from colossal.booster import Booster
 from colossal.checkpoint_io import CheckpointIO
 
+pytestmark = pytest.mark.slow
+
 PROGRAM = """
 import sys
 from pathlib import Path

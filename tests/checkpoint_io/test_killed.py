@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 from chosen import ALL, chosen
 
+from colossal._src.testing.limits import scaled
+
 PROGRAM = Path(__file__).with_name("killed.py")
 KINDS = ["file", "torch-file", "sharded", "changing-format", "optimizer", "steps", "async-sharded", "async-steps"]
 STRIDE = 4
@@ -14,11 +16,12 @@ STRIDE = 4
 
 def kill(kind: str, how: str, number: str, folder: Path) -> str:
     command = [sys.executable, str(PROGRAM), kind, how, number, str(folder)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=scaled(600), check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.chosen
 @pytest.mark.parametrize("kind", ["sharded", "steps", "async-steps"])
 def test_killed_at_random_times(kind: str, tmp_path: Path) -> None:
@@ -27,7 +30,9 @@ def test_killed_at_random_times(kind: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.chosen
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "kind", [kind if kind in ("file", "optimizer") else pytest.param(kind, marks=pytest.mark.slow) for kind in KINDS]
+)
 def test_killed_at_what_is_done_to_the_file_system(kind: str, tmp_path: Path) -> None:
     """At everything, or at every fourth thing from one of the first four on."""
     (first,) = (1,) if ALL else chosen(range(1, STRIDE + 1), 1, kind)

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from equality import assert_equal
 from torch import nn
 from torch.optim import SGD, AdamW, lr_scheduler
 
@@ -43,7 +44,8 @@ OPTIMIZERS: dict[str, Callable[[Any], Any]] = {
 
 def build(seed: int = 0, width: int = 6) -> nn.Sequential:
     torch.manual_seed(seed)
-    return nn.Sequential(nn.Linear(4, width), nn.Tanh(), nn.Linear(width, 4), nn.Tanh(), nn.Linear(4, 2))
+    layers = (nn.Linear(4, width), nn.Tanh(), nn.Linear(width, 4), nn.Tanh(), nn.Linear(4, 2))
+    return nn.Sequential(*layers).double()  # Adam makes steps of the rounding of tiny gradients in float32
 
 
 def groups_of(model: nn.Module) -> list[dict[str, Any]]:
@@ -56,7 +58,7 @@ def step(booster: Booster, model: Any, optimizer: Any, times: int) -> None:
     for seed in range(times):
         generator = torch.Generator().manual_seed(seed)
         optimizer.zero_grad()
-        booster.backward(model(torch.randn(8, 4, generator=generator)).square().mean(), optimizer)
+        booster.backward(model(torch.randn(8, 4, generator=generator, dtype=torch.float64)).square().mean(), optimizer)
         optimizer.step()
 
 
@@ -116,7 +118,7 @@ def test_it_loads_under_every_plugin(plugin: str | None, kind: str, tmp_path: Pa
     for rank in ranks:
         assert rank["lrs"] == [0.05, 0.05]
         for name, value in model.state_dict().items():
-            torch.testing.assert_close(rank["after"][name], value, rtol=1e-5, atol=1e-7, msg=name)
+            assert_equal(rank["after"][name], value, name)
 
 
 def assert_same_state(path: Path, optimizer: Any, kind: str) -> None:

@@ -146,7 +146,7 @@ def assert_all_equal(
 
 
 @pytest.mark.chosen
-@pytest.mark.parametrize("use_async", [False, True], ids=["waiting", "async"])
+@pytest.mark.parametrize("use_async", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["waiting", "async"])
 def test_any_world_goes_on_from_any_other(tmp_path: Path, use_async: bool) -> None:
     uninterrupted = {
         f"{kind}-{size}": run_processes(save, size, kind, str(tmp_path), use_async=use_async)[0] for kind, size in RUNS
@@ -174,6 +174,7 @@ def test_replicas_of_shards_go_on_too(tmp_path: Path) -> None:
             assert_all_equal(reached, saved["none-1"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", HALVES)
 def test_half_precision_goes_on_too(tmp_path: Path, precision: str) -> None:
     left_out = {"fp16": (*ZERO, *HYBRID), "fp16_naive": ("fsdp",), "bf16": ()}[precision]

@@ -11,6 +11,7 @@ from click.testing import CliRunner
 import colossal
 from colossal._src.cli.group import COMMANDS
 from colossal._src.cli.group import colossal as group
+from colossal._src.testing.limits import scaled
 from colossal.cli import main
 
 SOURCE = Path(colossal.__file__).parents[1]
@@ -20,7 +21,7 @@ def run(*words: str, path: Path | None = None) -> subprocess.CompletedProcess[st
     """``colossal <words>`` in a fresh interpreter that finds modules in ``path`` first."""
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, [path, SOURCE] if path else [SOURCE]))}
     command = [sys.executable, "-m", "colossal.cli", *words]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=300)
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=scaled(600))
 
 
 def test_the_help_names_every_command_with_what_it_does() -> None:

@@ -10,6 +10,8 @@ from colossal._src.cluster.process_spec import ProcessSpec
 from colossal._src.cluster.rendezvous import agree_on_world
 from colossal.errors import LaunchError
 
+pytestmark = pytest.mark.slow
+
 
 def member(rank: int, world_size: int) -> ProcessSpec:
     return ProcessSpec(rank, world_size, "node0", 29500, None)

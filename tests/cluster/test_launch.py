@@ -30,6 +30,8 @@ from colossal.cluster import Config, DistCoordinator, current_mesh, get_default_
 from colossal.errors import ConfigError, LaunchError, MeshError
 from colossal.testing import fake_world, run_processes
 
+pytestmark = pytest.mark.slow
+
 TORCH = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 
 

@@ -8,6 +8,8 @@ from colossal.cluster import LinkCost, ParallelMesh, measure_link_cost
 from colossal.errors import ConfigError, UnsupportedError
 from colossal.testing import fake_world, run_processes
 
+pytestmark = pytest.mark.slow
+
 SIZES = (1024, 16384, 262144, 1048576)
 
 

@@ -22,6 +22,8 @@ from colossal.cluster import current_mesh
 from colossal.errors import LaunchError
 from colossal.testing import run_processes
 
+pytestmark = pytest.mark.slow
+
 SOURCE = Path(colossal.__file__).parents[1]
 
 # What `srun --nodes=2 --ntasks-per-node=2` sets, according to Slurm's manual. The two nodes are two addresses of this

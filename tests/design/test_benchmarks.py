@@ -5,6 +5,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 PROGRAM = ROOT / "benchmarks" / "smoke.py"
 _SPEC = importlib.util.spec_from_file_location("smoke", PROGRAM)

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 RECORD = "docs/measured/gpu.md"
 """Where ``tests/gpu/run.py`` leaves what it found."""
 

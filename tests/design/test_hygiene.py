@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 CONFTEST = Path(__file__).parents[1] / "conftest.py"
 
 LEAKS = {
@@ -37,7 +39,7 @@ def name_of(what: str) -> str:
 @pytest.fixture(scope="module")
 def report(tmp_path_factory) -> str:
     folder = tmp_path_factory.mktemp("leaks")
-    settings = CONFTEST.read_text(encoding="utf-8").replace("SETTLE_SECONDS = 3.0", "SETTLE_SECONDS = 0.1")
+    settings = CONFTEST.read_text(encoding="utf-8").replace("SETTLE_SECONDS = scaled(30.0)", "SETTLE_SECONDS = 0.1")
     (folder / "conftest.py").write_text(settings)
     bodies = {name_of(what): code.replace("\n", "\n    ") for what, code in LEAKS.items()} | {"test_clean": "pass"}
     tests = [f"def {name}():\n    {body}\n" for name, body in bodies.items()]

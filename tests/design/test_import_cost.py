@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 LIMIT_LINES = {"import colossal": 3_000, "import colossal.booster": 100_000}  # run after ``import torch``
 
 HEAVY = ("transformers", "sklearn", "matplotlib", "scipy", "torch")

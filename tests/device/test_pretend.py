@@ -54,9 +54,13 @@ WAITS = {
 }
 """What makes the host wait in a step, by the plugin; nothing in any other, in bf16 and with clipping."""
 
-pytestmark = pytest.mark.skipif(
-    not shutil.which(os.environ.get("CXX") or "g++"), reason="the device is built by a C++ compiler, and there is none"
-)
+pytestmark = [
+    pytest.mark.skipif(
+        not shutil.which(os.environ.get("CXX") or "g++"),
+        reason="the device is built by a C++ compiler, and there is none",
+    ),
+    pytest.mark.slow,
+]
 
 
 def run(program: str, *words: str, ranks: int = 0) -> str:

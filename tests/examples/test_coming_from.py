@@ -28,6 +28,8 @@ from colossal.nn.lr_scheduler import CosineAnnealingWarmupLR
 from colossal.nn.optimizer import HybridAdam
 from colossal.testing import make_finetuning_inputs, run_processes
 
+pytestmark = pytest.mark.slow
+
 RECORD = training_pairs.ROOT / "docs/measured/peers.md"
 ROOTS = {
     **{name: getattr(plugin, name) for name in plugin.__all__},

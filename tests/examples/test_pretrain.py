@@ -72,14 +72,14 @@ def losses_of(folder: Path) -> torch.Tensor:
 def source(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, list[str]]]:
     """What one process does with each family, and the words that name its data; that of BERT has three batches."""
     folder = tmp_path_factory.mktemp("pretrain")
-    run_processes(pretrain, 1, [[*words_of("gpt2"), str(folder / "gpt2")]], timeout_seconds=300)
+    run_processes(pretrain, 1, [[*words_of("gpt2"), str(folder / "gpt2")]])
     tokens, few = folder / "gpt2" / "smoke" / "tokens", folder / "few"
     shutil.copytree(tokens, few)
     (few / "tokens.bin").write_bytes((tokens / "tokens.bin").read_bytes()[: 2 * 32 * (3 * 16 + 1)])
     data = {family: ["--data", str(few if family == "bert" else tokens)] for family in FAMILIES}
     data["vit"] = []
     runs = [[*data[family], *words_of(family), str(folder / family)] for family in FAMILIES if family != "gpt2"]
-    run_processes(pretrain, 1, runs, timeout_seconds=300)
+    run_processes(pretrain, 1, runs)
     return folder, data
 
 
@@ -87,7 +87,7 @@ def test_every_family_learns_as_in_one_process_under_every_plugin(source, tmp_pa
     folder, data = source
     families = {name: name.partition("-")[0] for name in CASES}
     runs = [[*CASES[name], *data[family], *words_of(family), str(tmp_path / name)] for name, family in families.items()]
-    run_processes(pretrain, 2, runs, timeout_seconds=300)
+    run_processes(pretrain, 2, runs)
     for family in FAMILIES:
         losses = losses_of(folder / family)
         assert losses[-3:].mean() < 0.92 * losses[:3].mean(), (family, losses)
@@ -101,10 +101,10 @@ def test_every_family_learns_as_in_one_process_under_every_plugin(source, tmp_pa
 def test_a_killed_run_goes_on_under_another_plugin(source, tmp_path) -> None:
     folder, data = source
     words = [*data["bert"], "--save-every", "2", "--resume", *words_of("bert"), str(tmp_path / "run")]
-    run_processes(kill_in_step_6, 1, words, timeout_seconds=300)
+    run_processes(kill_in_step_6, 1, words)
     assert not (tmp_path / "run" / "model").exists()
     # 4 steps are saved, in the middle of the second epoch, and the fifth was logged only
-    run_processes(pretrain, 2, [[*words, "--plugin", "hybrid", "--pp", "2"]], timeout_seconds=300)
+    run_processes(pretrain, 2, [[*words, "--plugin", "hybrid", "--pp", "2"]])
     torch.testing.assert_close(losses_of(tmp_path / "run"), losses_of(folder / "bert"), atol=5e-5, rtol=0)
     assert (tmp_path / "run" / "model" / "model.safetensors.index.json").exists()
 

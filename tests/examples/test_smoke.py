@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 LAUNCHER = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
 

@@ -14,6 +14,8 @@ import run
 import table
 from worlds import World, WorldError, once
 
+pytestmark = pytest.mark.slow
+
 MACHINE = {"device": "a card", "count": 2, "is_toy": False, "python": "3", "torch": "2", "cuda": "13", "nccl": ""}
 
 

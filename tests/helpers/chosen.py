@@ -1,14 +1,11 @@
-"""Long lists of cases: an ordinary run takes some of them, which the commit chooses; ``nox -s exhaustive`` takes all.
+"""Long lists of cases: an ordinary run takes some of them, always the same; ``nox -s exhaustive`` takes all.
 
 Where every case is a product of things that other tests look at one by one, some are enough to see that the product
-works, and the next commit takes others. A test that takes only some of its cases is marked ``chosen``.
+works. A test that takes only some of its cases is marked ``chosen``.
 """
 
 import os
-import subprocess
 from collections.abc import Sequence
-from functools import cache
-from pathlib import Path
 from typing import TypeVar
 
 from pagetest.results.sample import sample
@@ -28,11 +25,5 @@ def chosen(cases: Sequence[Case], count: int, what: str) -> list[Case]:
     """
     if ALL:
         return list(cases)
-    names = sample(map(repr, cases), f"{_commit()} {what}", count)
+    names = sample(map(repr, cases), what, count)
     return [case for case in cases if repr(case) in names]
-
-
-@cache
-def _commit() -> str:
-    command = ["git", "rev-parse", "HEAD"]
-    return subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, text=True, check=False).stdout

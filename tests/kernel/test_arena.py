@@ -117,6 +117,7 @@ for line in open("/proc/self/smaps"):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="needs /proc of Linux")
 @pytest.mark.parametrize("chosen", [None, "0"])
 def test_importing_the_library_asks_torch_for_huge_pages_unless_the_user_chose(chosen: str | None) -> None:

@@ -16,6 +16,8 @@ from colossal._src.kernel.adam.step import Columns
 from colossal.errors import UnsupportedError
 from colossal.kernel import AdamStep, AdamTensors, adam_step
 
+pytestmark = pytest.mark.slow
+
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 STEPS = (
     AdamStep(step=7, lr=0.02, betas=(0.8, 0.99), eps=1e-3, weight_decay=0.3, grad_scale=0.25),

@@ -9,6 +9,8 @@ import torch
 from colossal._src.offload import FileBackedBuffer
 from colossal.errors import ConfigError
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
 def test_values_outlive_their_pages(tmp_path: Path, dtype: torch.dtype) -> None:

@@ -26,6 +26,8 @@ from colossal.lazy import LazyInitContext, LazyTensor, lazy_tensors, materialize
 from colossal.shardformer import ShardConfig, ShardFormer
 from colossal.testing import fake_world, run_processes
 
+pytestmark = pytest.mark.slow
+
 FAMILIES = {"llama": 2, "llama-tied": 2, "llama-few-keys": 4, "gpt2": 2, "mixtral": 2, "t5": 2, "bert": 2, "falcon": 2}
 WORLDS: dict[str, tuple[int, dict[str, Any]]] = {
     "tp2": (2, {"tp_size": 2, "pp_size": 1}),
@@ -174,7 +176,7 @@ def boost(name: str, kind: str, folder: Path, options: dict[str, Any]) -> dict[s
 @pytest.mark.parametrize("world", WORLDS)
 def test_all_ranks_start_from_the_values_of_the_first(world, saved) -> None:
     size, options = WORLDS[world]
-    ranks = run_processes(boost_all, size, saved, world, timeout_seconds=300)
+    ranks = run_processes(boost_all, size, saved, world)
     stage_ranks = size // options["pp_size"]
     for name in BOOSTED:
         for kind in ("random", "stored", "mixed"):

@@ -26,7 +26,7 @@ from colossal.lazy import LazyInitContext, LazyTensor, lazy_tensors, materialize
 transformers = pytest.importorskip("transformers")
 safetensors = pytest.importorskip("safetensors")
 pytest.importorskip("safetensors.torch")
-pytestmark = pytest.mark.filterwarnings("ignore")
+pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.slow]
 
 SMALL = {
     "hidden_size": 32,

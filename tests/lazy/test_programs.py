@@ -58,7 +58,9 @@ def run(steps: list[Any]) -> list[torch.Tensor]:
     return [*tensors, *seen]
 
 
-@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
 @given(steps=st.lists(STEP, min_size=1, max_size=12))
 def test_a_random_program_gives_what_it_gives_at_once(same_tensors: Callable[..., None], steps: list[Any]) -> None:
     same_tensors(lambda: run(steps))

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from families import build, inputs_of
+from float64 import KeepFloat64
 from torch import nn
 
 from colossal.booster import Booster
@@ -43,10 +44,11 @@ def take_step(booster: Booster, boosted: Any, step: int) -> None:
     rank, size = (0, 1) if booster.plugin is None else booster.plugin.data_parallel_rank_and_size()
     pairs = [inputs_of(NAME, num_changed=each) for each in (step, step + 4)]
     batch = {key: torch.cat([pair[key] for pair in pairs]).chunk(size)[rank] for key in pairs[0]}
-    if isinstance(booster.plugin, HybridParallelPlugin) and booster.plugin.pp_size > 1:
-        booster.execute_pipeline(iter([batch]), model, criterion, optimizer)
-    else:
-        booster.backward(criterion(model(**batch)), optimizer)
+    with KeepFloat64():
+        if isinstance(booster.plugin, HybridParallelPlugin) and booster.plugin.pp_size > 1:
+            booster.execute_pipeline(iter([batch]), model, criterion, optimizer)
+        else:
+            booster.backward(criterion(model(**batch)), optimizer)
     optimizer.step()
     schedule.step()
     optimizer.zero_grad()

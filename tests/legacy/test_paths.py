@@ -56,6 +56,7 @@ def test_an_unknown_name_and_an_unknown_module_are_errors() -> None:
         importlib.import_module("colossal.nn.nothing")
 
 
+@pytest.mark.slow
 def test_the_older_api_is_not_loaded_where_no_program_asks_for_it() -> None:
     program = (
         "import sys, colossal.booster, colossal.nn, colossal.cluster\n"

@@ -198,11 +198,13 @@ def test_a_loader_makes_its_batches() -> None:
     assert (len(loader), list(loader), list(loader)) == (3, [0, 1, 2], [3, 4, 5])
 
 
+@pytest.mark.slow
 @rerun_if_address_is_in_use()
 def test_processes_are_started() -> None:
     spawn(sum_ranks, 2, offset=1)
 
 
+@pytest.mark.slow
 def test_a_failure_in_a_process_is_reported() -> None:
     with pytest.raises(torch.multiprocessing.ProcessRaisedException, match="too much"):
         spawn(sum_ranks, 1, offset=2)

@@ -1,9 +1,11 @@
 """Helpers of the older API: timers, loaders, reports, questions about the mesh, and what ranks do together."""
 
 import copy
+import gc
 import logging
 import random
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -243,6 +245,14 @@ def logged(caplog: pytest.LogCaptureFixture) -> Any:
     logger.setLevel(level)
 
 
+@pytest.fixture
+def _only_own_tensors() -> Iterator[None]:
+    """Hide what other tests left: some of it ends with a later collection, between two looks at what is alive."""
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
 def test_reports_memory_of_this_rank(logged: Any) -> None:
     utils.report_memory_usage("after the start", report_cpu=True)
     [message] = logged()
@@ -260,6 +270,7 @@ def test_prints_on_the_first_rank_only(capsys: pytest.CaptureFixture[str], logge
     assert "by a logger" in logged()[0]
 
 
+@pytest.mark.usefixtures("_only_own_tensors")
 def test_finds_tensors_that_come_and_go(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model = nn.Linear(7, 5)
     detector = utils.TensorDetector(log=tmp_path / "tensors.txt", include_cpu=True, module=model)
@@ -384,6 +395,7 @@ def test_a_chunk_of_an_interleaved_pipeline_is_entered_and_left() -> None:
         assert global_context.virtual_pipeline_parallel_rank is None
 
 
+@pytest.mark.usefixtures("_only_own_tensors")
 def test_the_detector_passes_over_tensors_that_have_no_memory() -> None:
     with FakeTensorMode():
         fake = torch.zeros(1000)

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 _SPEC = importlib.util.spec_from_file_location("hatch_build", ROOT / "hatch_build.py")
 assert _SPEC

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 _SPEC = importlib.util.spec_from_file_location("dockerfile", Path(__file__).with_name("dockerfile.py"))
 assert _SPEC

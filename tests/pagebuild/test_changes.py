@@ -8,6 +8,8 @@ import pytest
 from pagebuild.changes import changed_files_since_base, git_output
 from pagetest.finding import UsageError
 
+pytestmark = pytest.mark.slow
+
 
 def git(folder: Path, *words: str) -> str:
     identity = ["-c", "user.name=a", "-c", "user.email=a@example.org", "-c", "commit.gpgsign=false"]

@@ -1,7 +1,4 @@
-"""Faults planted into a copy of the project's pages, and the finding of each, without running or building anything.
-
-``docs/decisions/0001-what-checks-run-when.md`` lists the checks that found such faults before, at the price of a build.
-"""
+"""Faults planted into a copy of the project's pages, and the finding of each, without running or building anything."""
 
 import json
 import shutil
@@ -15,7 +12,8 @@ from pagetest.finding import Finding
 from pagetest.model.tree import LANGUAGES, Tree
 from pagetest.suite import Suite
 
-pytestmark = pytest.mark.project
+pytestmark = pytest.mark.slow
+
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = "features/gradient_accumulation_with_booster"

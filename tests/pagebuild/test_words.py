@@ -12,6 +12,8 @@ from pagebuild.site.landing import texts as landing
 from pagetest.checks.glossary import Glossary
 from pagetest.model.reader import parse_page
 
+pytestmark = pytest.mark.slow
+
 GLOSSARY = Glossary(Path(__file__).resolve().parents[2] / "docs" / "glossary.json")
 
 

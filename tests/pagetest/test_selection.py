@@ -42,12 +42,12 @@ def test_what_has_changed_runs_and_what_is_named(recorded) -> None:
     assert ran(recorded) == ["page_1", "page_2"]
     assert done.stdout.splitlines()[:2] == [
         "page_1   named",
-        "page_2   changed: other code than in its record (en, zh-Hans)",
+        "page_2   changed: other code or output than in its record (en, zh-Hans)",
     ]
     assert done.stdout.endswith("4 passed, 0 failed\n")
     assert recorded.run("--changed", "--record").returncode == 0
     assert ran(recorded) == ["page_2"]
-    assert recorded.run("--changed").stdout == "no page has other code than its record\n0 passed, 0 failed\n"
+    assert recorded.run("--changed").stdout == "every page is as in its record\n0 passed, 0 failed\n"
 
 
 def test_only_what_passed_is_published_and_what_is_gone_is_removed(docs) -> None:

@@ -98,7 +98,7 @@ def step_all(world: str) -> dict[str, dict[str, Any]]:
 
 @cache
 def ranks_of(world: str) -> list[dict[str, dict[str, Any]]]:
-    return run_processes(step_all, 2 * WORLDS[world][0], world, timeout_seconds=300)
+    return run_processes(step_all, 2 * WORLDS[world][0], world)
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -240,7 +240,7 @@ def shapes_that_change() -> str:
 
 def test_micro_batches_of_other_shapes() -> None:
     with pytest.raises(WorldError, match=r"All micro-batches leave a stage in the same shape\. Found .*\(1, 3, 8\)"):
-        run_processes(shapes_that_change, 2, timeout_seconds=20)
+        run_processes(shapes_that_change, 2)
 
 
 def test_a_criterion_that_returns_no_number() -> None:
@@ -260,7 +260,7 @@ def leave() -> None:
 
 def test_a_peer_that_is_lost_is_an_error() -> None:
     with pytest.raises(WorldError, match="Rank 0: (?s:.*)rank 1 has left"):
-        run_processes(leave, 2, timeout_seconds=20)
+        run_processes(leave, 2)
 
 
 def test_structures_are_copied_and_tensors_are_not() -> None:

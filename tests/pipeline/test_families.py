@@ -17,6 +17,8 @@ from colossal.pipeline import StagePlacement, count_layers, partition_uniform
 from colossal.shardformer import plan_of
 from colossal.testing import run_processes
 
+pytestmark = pytest.mark.slow
+
 STYLES: list[PipelineStyle] = ["1f1b", "interleaved", "zbv"]
 FAMILIES = tuple(MODELS)
 SEVERAL_LISTS = ("t5", "whisper")
@@ -82,7 +84,7 @@ def step(model: nn.Module, name: str, style: PipelineStyle, mesh: ParallelMesh) 
 
 @cache
 def ranks_of(world: str) -> list[dict[str, dict[str, Any]]]:
-    return run_processes(train, WORLDS[world][1], world, timeout_seconds=300)
+    return run_processes(train, WORLDS[world][1], world)
 
 
 def alone(name: str, num_layers: int, num_parts: int) -> tuple[torch.Tensor, torch.Tensor, dict[str, Any]]:

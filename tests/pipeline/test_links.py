@@ -27,6 +27,8 @@ from colossal.interface import OptimizerWrapper
 from colossal.pipeline import SCHEDULES, StagePlacement, partition_uniform
 from colossal.testing import WorldError, run_processes
 
+pytestmark = pytest.mark.slow
+
 WIDTH, NUMBER = 4, 4
 
 

@@ -15,6 +15,8 @@ from colossal.booster.plugin import HybridParallelPlugin
 from colossal.pipeline import StageModules, StagePlacement, partition_uniform
 from colossal.testing import run_processes
 
+pytestmark = pytest.mark.slow
+
 VOCABULARY, WIDTH, LAYERS, BATCH, LENGTH, STEPS = 12, 8, 4, 8, 5, 3
 
 WORLDS: dict[str, tuple[int, dict[str, Any]]] = {

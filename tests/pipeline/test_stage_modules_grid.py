@@ -17,6 +17,8 @@ from colossal.nn import LayerNorm, Linear, gather_output, split_input
 from colossal.pipeline import StageModules
 from colossal.testing import WorldError, run_processes
 
+pytestmark = pytest.mark.slow
+
 WIDTH, HIDDEN, CLASSES, BATCH, STEPS = 8, 16, 4, 8, 3
 
 MODES: dict[str, dict[str, Any]] = {

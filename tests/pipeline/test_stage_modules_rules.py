@@ -15,6 +15,8 @@ from colossal.errors import ConfigError, UnsupportedError
 from colossal.pipeline import StageModules
 from colossal.testing import WorldError, run_processes
 
+pytestmark = pytest.mark.slow
+
 WIDTH = 4
 
 

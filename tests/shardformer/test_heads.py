@@ -20,6 +20,8 @@ from colossal.cluster import ParallelMesh
 from colossal.shardformer import FAMILIES, ShardConfig, ShardFormer
 from colossal.testing import run_threads
 
+pytestmark = pytest.mark.slow
+
 LENGTH = 8
 OF_A_WHOLE = ("SequenceClassification", "ImageClassification", "AudioClassification", "NextSentencePrediction")
 READS_TEXT = ("Blip2ForImageTextRetrieval", "Blip2TextModelWithProjection")

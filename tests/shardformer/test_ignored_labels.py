@@ -59,7 +59,7 @@ def test_a_step_is_that_of_one_process(world: str) -> None:
             loss, _ = results_of(model, batch_of(name, ignored))
             loss.backward()
             expected[name, ignored] = loss.detach(), model
-    for rank in run_processes(train, 2, world, timeout_seconds=300):
+    for rank in run_processes(train, 2, world):
         for (name, ignored, parallel_output), (loss, grads) in rank.items():
             at = f"{world}, {name}, {ignored}, parallel_output={parallel_output}: "
             wanted, model = expected[name, ignored]

@@ -33,6 +33,8 @@ from colossal.shardformer import (
 from colossal.tensor import ParallelPlan, Stages
 from colossal.testing import fake_world, run_processes, run_threads
 
+pytestmark = pytest.mark.slow
+
 FUSED = ("llama", "mistral", "mixtral", "qwen2", "qwen3", "cohere", "glm", "deepseek", "gemma", "t5", "blip-2-t5")
 EAGER_ONLY = ("gptj", "bloom")
 CHOSEN_WHEN_BUILT = ("falcon", "sam")
@@ -246,7 +248,7 @@ def compile_and_train(names: tuple[str, ...]) -> list[int]:
 
 
 def test_compiled_activations_equal_one_process() -> None:
-    (numbers,) = run_processes(compile_and_train, 1, ("gpt2", "bloom"), timeout_seconds=300, fresh=True)
+    (numbers,) = run_processes(compile_and_train, 1, ("gpt2", "bloom"), fresh=True)
     assert numbers == [1, 1], "one graph for the activations of all layers"
 
 

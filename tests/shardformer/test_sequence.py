@@ -72,10 +72,16 @@ def train(world: str, attention: str) -> dict[str, dict[str, Any]]:
     return found
 
 
-@pytest.mark.parametrize(("world", "attention"), [*((world, "sdpa") for world in WORLDS), ("all_to_all", "eager")])
+IN_GATE = [(world, "sdpa") for world, (size, *_) in WORLDS.items() if size == 2]
+OTHERS = [*((world, "sdpa") for world, (size, *_) in WORLDS.items() if size > 2), ("all_to_all", "eager")]
+
+
+@pytest.mark.parametrize(
+    ("world", "attention"), [*IN_GATE, *(pytest.param(*each, marks=pytest.mark.slow) for each in OTHERS)]
+)
 def test_equals_one_process(world, attention) -> None:
     size, _, _, names = WORLDS[world]
-    ranks = run_processes(train, size, world, attention, timeout_seconds=300)
+    ranks = run_processes(train, size, world, attention)
     for name in names:
         for make in (inputs_of, padded):
             model = build(name, attention)
@@ -122,6 +128,7 @@ def look(attention: str) -> list[tuple[torch.Tensor, torch.Tensor]]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.chosen
 @pytest.mark.skipif(
     torch.backends.cpu.get_cpu_capability() == "DEFAULT", reason="torch compiles flex attention for vectors only"
@@ -129,7 +136,7 @@ def look(attention: str) -> list[tuple[torch.Tensor, torch.Tensor]]:
 def test_flex_attention_is_the_same_forward() -> None:
     """On the CPU torch has no backward pass of it, and no float64."""
     expected = results_of(build("llama").float(), inputs_of("llama"))[1].detach()
-    for rank in run_processes(look, 2, "flex_attention", timeout_seconds=300):
+    for rank in run_processes(look, 2, "flex_attention"):
         for logits, changed in rank:
             torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-5)
             assert torch.equal(changed[:, : LENGTH - 1], logits[:, : LENGTH - 1])

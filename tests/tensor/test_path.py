@@ -187,6 +187,7 @@ def sent_by_dtensor(mesh, source: Layout, target: Layout, monkeypatch) -> int:
     return sent.total + sum(exchanged)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("shape", "grid", "partial", "saved"),
     [

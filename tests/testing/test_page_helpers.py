@@ -1,6 +1,7 @@
 """What pages of the documentation share: expected errors, comparisons with one process, and counts."""
 
 import copy
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -182,6 +183,73 @@ def compare_tensor_parallel(change: str) -> str:
 )
 def test_gradients_of_shards_are_compared(change, message) -> None:
     assert run_threads(compare_tensor_parallel, 2, change) == [message, message]
+
+
+# ----------------------------------------------------------------------------------- after steps of Adam
+
+
+LR, STEPS = 0.01, 3
+MOVED = LR * STEPS
+
+
+def train_by_adam(model: nn.Module, rows: slice) -> nn.Module:
+    (x, y), optimizer = make_batch(), torch.optim.AdamW(model.parameters(), lr=LR)
+    for _ in range(STEPS):
+        nn.functional.mse_loss(model(x[rows]), y[rows]).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return model
+
+
+@pytest.mark.parametrize(
+    ("apart", "num_apart", "message"),
+    [
+        (0.0, 0, ""),
+        (1.99, 1, ""),
+        (0.7, 4, ""),
+        (2.01, 1, "2.weight: Tensor-likes are not close!"),
+        (float("nan"), 1, "2.weight: Tensor-likes are not close!"),
+        (1.0, 4, "After a path of 0.03, parameters must be apart by at most 0.0003 on average."),
+    ],
+)
+def test_after_a_path_few_elements_may_be_apart_by_twice_as_much(apart: float, num_apart: int, message: str) -> None:
+    reference = train_by_adam(load_initial(make_model()), slice(None))
+    model = copy.deepcopy(reference)
+    with torch.no_grad():
+        model[2].weight.view(-1)[:num_apart] += apart * MOVED
+    if not message:
+        assert_equal_to_one_process(model, reference, moved=MOVED)
+        return
+    with pytest.raises(AssertionError, match=f"^{re.escape(message)}"):
+        assert_equal_to_one_process(model, reference, moved=MOVED)
+
+
+def train_plugin_by_adam(has_average: bool) -> str:
+    """Train on the rows of this rank, and compare with one process that has all; return what was found."""
+    reference = train_by_adam(load_initial(make_model()), slice(None))
+    (x, y), model, rank = make_batch(), load_initial(make_model()), torch.distributed.get_rank()
+    rows = slice(rank, None, 2)
+    if has_average:
+        booster = Booster(plugin=TorchDDPPlugin())
+        model, optimizer, *_ = booster.boost(model, torch.optim.AdamW(model.parameters(), lr=LR))
+        assert optimizer
+        for _ in range(STEPS):
+            booster.backward(nn.functional.mse_loss(model(x[rows]), y[rows]), optimizer)
+            optimizer.step()
+            optimizer.zero_grad()
+    else:
+        train_by_adam(model, rows)
+    try:
+        assert_equal_to_one_process(model, reference, moved=MOVED)
+    except AssertionError as error:
+        return str(error)
+    return ""
+
+
+def test_after_steps_of_adam_a_missing_average_is_found() -> None:
+    assert run_threads(train_plugin_by_adam, 2, True) == ["", ""]
+    for message in run_threads(train_plugin_by_adam, 2, False):
+        assert "parameters must be apart by at most 0.0003 on average" in message
 
 
 def test_saved_tensors_are_counted_once_and_without_parameters() -> None:

@@ -26,6 +26,8 @@ from colossal._src.testing.processes import kept_pids
 from colossal.cluster import ParallelMesh
 from colossal.testing import WorldError, reuse_processes, run_processes
 
+pytestmark = pytest.mark.slow
+
 CALLS: list[int] = []
 
 

@@ -3,7 +3,7 @@
  * `node tests/run.mjs [--site FOLDER] [--only WORD] [--touched FILE] [--self-test]`.
  *
  * Links, anchors and files of all pages are checked in their HTML. A real browser opens every page; with `--touched`
- * one page of each template and language, and those that the file names: `{"seed": "...", "pages": ["/docs/..."]}`,
+ * one page of each template and language, and those that the file names: `{"pages": ["/docs/..."]}`,
  * which `python docs_build.py site --test` writes.
  *
  * `--self-test` spoils the site in the ways that each check names, and passes if the check fails each time.
@@ -147,10 +147,10 @@ async function attempt(check, spoil) {
  * @param {Map<string, string>} markdown
  */
 function openedPages(pages, markdown) {
-  const {seed, pages: touched} = options.touched ? JSON.parse(readFileSync(options.touched, 'utf8')) : {pages: null};
+  const {pages: touched} = options.touched ? JSON.parse(readFileSync(options.touched, 'utf8')) : {pages: null};
   if (touched === null) {
     return pages;
   }
-  const templates = representatives(new Map(pages.map((address) => [address, markdown.get(address) ?? ''])), seed);
+  const templates = representatives(new Map(pages.map((address) => [address, markdown.get(address) ?? ''])));
   return pages.filter((address) => templates.includes(address) || touched.includes(address));
 }

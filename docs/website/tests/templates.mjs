@@ -1,6 +1,5 @@
 /** Which pages stand for the others: one of each template in each language. */
 
-import {createHash} from 'node:crypto';
 import {unfenced} from './pages.mjs';
 
 const KINDS = [
@@ -40,15 +39,13 @@ export function templatesOf(address, markdown) {
 }
 
 /**
- * A few pages that together are made from all templates.
+ * A few pages that together are made from all templates; always the same of those that could stand for one.
  *
  * @param {Map<string, string>} pages Their sources by their addresses.
- * @param {string} seed Chooses among the pages of a template.
  * @returns {string[]}
  */
-export function representatives(pages, seed) {
-  const rank = (address) => createHash('sha256').update(`${seed} ${address}`).digest('hex');
-  const ordered = [...pages.keys()].sort((one, other) => (rank(one) < rank(other) ? -1 : 1));
+export function representatives(pages) {
+  const ordered = [...pages.keys()].sort();
   const templates = new Map(ordered.map((address) => [address, templatesOf(address, pages.get(address))]));
   const missing = new Set([...templates.values()].flat());
   const chosen = [];

@@ -15,6 +15,8 @@ from colossal._src.cli.benchmark.command import OPS, command
 from colossal._src.cluster import AXES, LINK_OPS
 from colossal.cluster import LinkCost
 
+pytestmark = pytest.mark.slow
+
 SOURCE = Path(colossal.__file__).parents[1]
 SMALL = ["-b", "2", "-s", "4", "-d", "8", "-l", "1", "-w", "1", "-p", "2"]
 QUICK = ["--collectives", "--min_bytes", "1024", "--max_bytes", "65536", "--seconds", "0.01"]

@@ -25,6 +25,8 @@ from colossal._src.cli.check.report import Report, Row, Section, show, verdict
 from colossal._src.cli.check.versions import Package
 from colossal.cluster import AxisCost, Link, LinkCost
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[3]
 SOURCE = Path(colossal.__file__).parents[1]
 KEYS = {"section", "name", "status", "found", "value", "advice"}

@@ -11,6 +11,8 @@ from colossal._src.cli.check.rank import STEPS
 from colossal._src.cli.check.report import Row
 from colossal._src.cli.check.selftest import SelfTest, self_tests
 
+pytestmark = pytest.mark.slow
+
 BROKEN = """
 import os, sys, time
 import colossal._src.cli.check.rank as program

@@ -23,6 +23,8 @@ from colossal.booster.plugin import (
 from colossal.comm import CommCounter
 from colossal.testing import run_processes
 
+pytestmark = pytest.mark.slow
+
 CONFIG = LlamaConfig(
     hidden_size=128, intermediate_size=352, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2,
     vocab_size=1024, max_position_embeddings=64, use_cache=False, architectures=["LlamaForCausalLM"],
@@ -81,7 +83,7 @@ def measure(plugin: Plugin) -> tuple[int, dict[str, int]]:
 
 @pytest.fixture(scope="module")
 def measured() -> list[dict[str, tuple[int, dict[str, int]]]]:
-    return run_processes(measure_all, 2, timeout_seconds=300)
+    return run_processes(measure_all, 2)
 
 
 @pytest.mark.parametrize("case", CASES)

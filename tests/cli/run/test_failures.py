@@ -11,6 +11,8 @@ from collections.abc import Iterator
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 FAILING = """
 import os, sys, time
 if os.environ["RANK"] == "1":

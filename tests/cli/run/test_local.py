@@ -15,6 +15,8 @@ from click.testing import CliRunner
 
 from colossal._src.cli.run import command
 
+pytestmark = pytest.mark.slow
+
 SOURCE = Path(__file__).parents[3] / "src"
 TWO = ("--host", "localhost,127.0.0.1", "--master_port")
 

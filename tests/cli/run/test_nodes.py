@@ -3,9 +3,12 @@
 import json
 import re
 
+import pytest
 import torch
 from torch import nn
 from torch.nn.functional import mse_loss
+
+pytestmark = pytest.mark.slow
 
 HELLO = """
 import os, sys

@@ -4,6 +4,8 @@ import subprocess
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 HELLO = "print('started', flush=True)\n"
 
 

@@ -15,6 +15,8 @@ from recorded_texts import has_recorded_texts
 from colossal.testing import make_finetuning_inputs
 from pagetest.model.reader import read_page
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[3]
 PAGE = read_page(ROOT / "docs/source/en/tutorials/several_nodes.md", "en", "tutorials/several_nodes")
 SHOWN = [block.source for block in PAGE.blocks if block.language == "shell" and not block.role]

@@ -14,6 +14,8 @@ import colossal
 from colossal.errors import ConfigError
 from colossal.testing import run_processes
 
+pytestmark = pytest.mark.slow
+
 REGISTERED = """
 from torch import distributed as dist
 assert dist.is_backend_available("shm")

@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[3]
 DRIVER = Path(__file__).parent / "driver"
 EDITS: dict[str, list[dict[str, Any]]] = tomllib.loads((DRIVER / "edits.toml").read_text(encoding="utf-8"))

@@ -22,6 +22,8 @@ from colossal.errors import UnsupportedError
 from colossal.logging import get_dist_logger
 from colossal.testing import run_processes
 
+pytestmark = pytest.mark.slow
+
 NOBODY = 65534
 VISIBLE = Path("/dev/shm")  # noqa: S108 (it is looked at, not written to)
 NAME = "memfd:colossal"

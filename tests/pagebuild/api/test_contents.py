@@ -6,13 +6,16 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from public_names import names_without_legacy
 
 from pagebuild.api.contents import ApiGroup, Contents, contents_faults, from_json, read_contents
 from pagebuild.sphinx.reference import reference_pages
 from pagetest.model.tree import LANGUAGES
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).resolve().parents[3]
-PUBLIC = (ROOT / "tests" / "design" / "public_names.txt").read_text(encoding="utf-8").splitlines()
+PUBLIC = names_without_legacy()
 
 
 @pytest.fixture(scope="module")

@@ -9,6 +9,8 @@ import pytest
 from pagebuild.api.reference import build_reference
 from pagetest.finding import Finding
 
+pytestmark = pytest.mark.slow
+
 EXAMPLE = """
     Example:
         >>> {name}

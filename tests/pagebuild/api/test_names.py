@@ -4,7 +4,8 @@ import pytest
 
 from pagebuild.api.names import DocstringContext
 
-pytestmark = pytest.mark.project
+pytestmark = pytest.mark.slow
+
 
 WORDS = {
     # the full name, the name of a part, an alias, and the place of definition

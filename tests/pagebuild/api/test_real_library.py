@@ -14,7 +14,8 @@ from griffe import DocstringSectionKind as Section
 
 from pagebuild.api.entry import Entry
 
-pytestmark = pytest.mark.project
+pytestmark = pytest.mark.slow
+
 
 # What griffe cannot see without importing: the constructor that a class has from torch. It is compared by nobody.
 UNSEEN = frozenset({"colossal._src.amp.FP8Linear"})

@@ -10,6 +10,8 @@ from pagebuild.api.entry import Entry
 from pagebuild.api.reference import Reference, build_reference
 from pagetest.model.reader import parse_page
 
+pytestmark = pytest.mark.slow
+
 MODULES = {
     "__init__.py": '''"""A toy library."""
 

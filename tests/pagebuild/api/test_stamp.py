@@ -11,6 +11,8 @@ from pagebuild.api.library import Library
 from pagebuild.api.stamp import Stamp, inputs_of
 from pagetest.model.reader import parse_page
 
+pytestmark = pytest.mark.slow
+
 SOURCE = '"""A library."""\n\n__all__ = ["VERSION"]\nVERSION = 1\n"""Which one."""\n'
 PAGE = "# T\n\n{{ autodoc:tinylib.VERSION }}\n\n<!-- doc-test-command: none -->\n"
 

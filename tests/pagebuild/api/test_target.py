@@ -3,7 +3,11 @@
 import importlib
 from functools import wraps
 
+import pytest
+
 from pagebuild.api.target import Resolver
+
+pytestmark = pytest.mark.slow
 
 SHAPES = {
     "shapes.py": '''"""Shapes."""

@@ -5,7 +5,8 @@ import pytest
 from pagebuild.api.communication import CommunicationGraph
 from pagebuild.api.library import Library
 
-pytestmark = pytest.mark.project
+pytestmark = pytest.mark.slow
+
 
 HEAD = "import torch.distributed as dist\nfrom torch.nn.parallel import DistributedDataParallel\n"
 SENDER = "class Sender:\n    def send(self): dist.barrier()\n"

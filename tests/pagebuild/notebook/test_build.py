@@ -12,6 +12,8 @@ from pagebuild.notebook.page_notebook import build_notebook
 from pagetest.results.records import Records
 from pagetest.results.run_finder import RecordedRun
 
+pytestmark = pytest.mark.slow
+
 PAGE = """
 # Lesson
 

@@ -16,6 +16,8 @@ from pagebuild.notebook.failure import CellFailure
 from pagetest.results.records import Records
 from pagetest.results.sample import sample
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).resolve().parents[3]
 WORLD = """# World
 
@@ -435,13 +437,13 @@ def test_a_few_notebooks_are_executed_or_all(pages, executions, tmp_path, capsys
     assert executions == ["en"] * 6
 
 
-def test_the_commit_chooses_what_is_executed() -> None:
+def test_a_sample_is_the_same_everywhere_and_another_for_another_purpose() -> None:
     names = [f"page_{number}" for number in range(40)]
-    chosen = sample(names, "a commit", 3)
-    assert len(chosen) == 3
-    assert chosen == sample(reversed(names), "a commit", 3)
-    assert len({sample(names, str(commit), 3) for commit in range(20)}) == 20
-    assert sample(names[:2], "a commit", 3) == frozenset(names[:2])
+    chosen = sample(names, "pages", 3)
+    assert chosen == {"page_12", "page_16", "page_29"}
+    assert chosen == sample(reversed(names), "pages", 3)
+    assert chosen != sample(names, "other pages", 3)
+    assert sample(names[:2], "pages", 3) == frozenset(names[:2])
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,8 @@ from pagebuild.notebook.report import report_lines, summary
 from pagetest.results.records import Records
 from pagetest.results.run_finder import RecordedRun
 
+pytestmark = pytest.mark.slow
+
 PAGE = "# T\n\n```python\nx = 1\nraise ValueError\n```"
 RANKS = """before
 --- rank 1 ---

@@ -9,6 +9,8 @@ from pagebuild.runs import released_runs, shown_run
 from pagebuild.site.badges import read_results
 from pagebuild.site.edition import BrokenInputError
 
+pytestmark = pytest.mark.slow
+
 FACTS = ("date", "commit", "processor", "backend", "world", "seconds")
 LESSON = "docs/source/{}/basics/lesson.md"
 

@@ -12,6 +12,8 @@ from pagebuild.site.edition import BrokenInputError
 from pagebuild.site.freeze import DocumentationFreezer
 from pagetest.results.records import Records
 
+pytestmark = pytest.mark.slow
+
 DIRTY = "a" * 40 + "-dirty"
 
 

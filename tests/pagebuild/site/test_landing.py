@@ -34,7 +34,8 @@ from pagebuild.site.landing.plugins import CHOICES, DEVICES, QUESTIONS, PluginCh
 from pagebuild.site.landing.trial import single_process_group, try_action
 from pagetest.model.reader import parse_page
 
-pytestmark = pytest.mark.project
+pytestmark = pytest.mark.slow
+
 
 LANGUAGES = {"en", "zh-Hans"}
 

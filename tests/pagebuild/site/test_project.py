@@ -7,6 +7,8 @@ import pytest
 from pagebuild.site.edition import BrokenInputError
 from pagebuild.site.project import read_project
 
+pytestmark = pytest.mark.slow
+
 SETTING = '[project.urls]\nRepository = "{}"\n'
 
 

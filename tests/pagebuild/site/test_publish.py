@@ -1,6 +1,10 @@
 """Publishing: what changed is written, what is stale goes, what belongs to others stays."""
 
+import pytest
+
 from pagebuild.site.publish import publish
+
+pytestmark = pytest.mark.slow
 
 OWNED = ("docs", "sidebars.json", "static/downloads")
 

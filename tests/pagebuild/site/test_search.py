@@ -6,6 +6,8 @@ import pytest
 
 from pagebuild.site.edition import BrokenInputError
 
+pytestmark = pytest.mark.slow
+
 OOM = {"say": ["oom", "爆显存"], "means": {"en": "memory", "zh-Hans": "显存"}, "page": "talk"}
 GLOSSARY = {"Gradient": {"zh": ["梯度", "斜率"], "not": ["坡度"]}, "chunk": {"zh": ["块"], "not": []}}
 

@@ -13,6 +13,8 @@ from pagebuild.site.edition import BrokenInputError, current_edition
 from pagebuild.site.pages import EditionWriter
 from pagebuild.site.project import Project
 
+pytestmark = pytest.mark.slow
+
 Damage = Callable[[Any], object]
 
 BASICS = "sidebar.tutorialSidebar.category.Basics"

@@ -11,7 +11,8 @@ from pagebuild.api.library import Library
 from pagebuild.api.target import Resolver
 from pagebuild.sphinx.links import LinkResolver, find_in_module, import_object
 
-pytestmark = pytest.mark.project
+pytestmark = pytest.mark.slow
+
 
 ROOT = Path(__file__).resolve().parents[3]
 

@@ -9,6 +9,8 @@ from pagetest.model.reader import parse_page
 from pagetest.results.records import Records
 from pagetest.results.run_finder import RecordedRun
 
+pytestmark = pytest.mark.slow
+
 
 def myst(text: str, language: str = "en", run: RecordedRun | None = None) -> str:
     return to_myst(parse_page(text, Path("page.md"), language), run).text

@@ -23,7 +23,8 @@ from pagetest.model.tree import Tree
 from pagetest.results.recorder import run_facts
 from pagetest.results.records import Records
 
-pytestmark = pytest.mark.project
+pytestmark = pytest.mark.slow
+
 
 ROOT = Path(__file__).resolve().parents[3]
 LESSON = """---

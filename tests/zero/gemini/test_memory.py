@@ -24,6 +24,8 @@ from colossal.errors import ConfigError
 from colossal.testing import WorldError, run_threads
 from colossal.zero.gemini import DeviceMemory
 
+pytestmark = pytest.mark.slow
+
 CPU = torch.device("cpu")
 
 

@@ -16,6 +16,8 @@ from colossal._src.zero.gemini.chunk_eviction import ChunkEviction
 from colossal.testing import WorldError, run_threads
 from colossal.zero.gemini import AccessTrace
 
+pytestmark = pytest.mark.slow
+
 
 def visited(*order: int) -> AccessTrace:
     trace = AccessTrace()

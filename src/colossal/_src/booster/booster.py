@@ -77,6 +77,7 @@ class Booster(CheckpointMixin, LoraMixin):
     Example:
         >>> import torch
         >>> from colossal.booster import Booster
+        >>> _ = torch.manual_seed(0)
         >>> model = torch.nn.Linear(2, 1)
         >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         >>> booster = Booster(device="cpu", mixed_precision="bf16")

@@ -32,6 +32,7 @@ import torch
 from torch import distributed as dist
 
 from colossal._src.cluster import WorldSpec, form_world, wait_for_all
+from colossal._src.testing.limits import scaled
 from colossal._src.testing.process_state import ProcessState
 from colossal._src.testing.tensor_pickle import dumps
 
@@ -39,6 +40,7 @@ PRELOADED = ["torch", "torch._dynamo", "torch.distributed.device_mesh", "colossa
 """What the fork server imports; building an optimizer imports torch._dynamo. A test suite may add to it."""
 
 GRACE_SECONDS = 5.0
+"""How long the other ranks may still take once one has failed: they often fail with it, and say why."""
 
 # [Note: reused processes]
 # Inside `reuse_processes`, a process serves one call after the other, each in a new process group over a new store:
@@ -172,6 +174,18 @@ class _RankRun:
     done: bool = False
     remains: Sequence[str] = ()
 
+    @property
+    def reason(self) -> str:
+        """The error in one line: of a traceback the first line of the exception, of a stack where the process was."""
+        _, _, stack = (self.error or "").partition("Current thread ")
+        if stack:
+            place = next((line.strip() for line in stack.splitlines() if line.startswith("  File ")), "?")
+            return f"no end within {self.order.timeout_seconds:g} s. It was at {place}"
+        lines = (self.error or "").splitlines()
+        frames = [number for number, line in enumerate(lines) if line.startswith("  File ")]
+        below = lines[frames[-1] :] if frames else lines
+        return next((line for line in below if line and not line[0].isspace()), "no reason was given")
+
     def send(self) -> None:
         with suppress(BrokenPipeError):  # it is dead, and `receive` says so
             self.process.orders.send(self.order)
@@ -204,7 +218,7 @@ def run_processes(
     *args: Any,
     form: bool = True,
     environment: Mapping[str, str] | None = None,
-    timeout_seconds: float = 60.0,
+    timeout_seconds: float = 600.0,
     fresh: bool = False,
     **kwargs: Any,
 ) -> list[Any]:
@@ -216,7 +230,8 @@ def run_processes(
         *args: Passed to the function; pickled.
         form: Initialize the process group first; otherwise the function does it.
         environment: Variables to set in the processes; ``{rank}`` in a value stands for the rank.
-        timeout_seconds: How long the ranks may take, and how long a collective waits for a peer.
+        timeout_seconds: How long the ranks may take, and how long a collective waits for a peer. The environment
+            variable ``COLOSSAL_TIMEOUT_SCALE`` multiplies it, for a machine that is busy or slow.
         fresh: Start new processes inside of `reuse_processes` too. Outside, and wherever `form` is False or an
             `environment` is given, each call gets new ones.
         **kwargs: Passed to the function; pickled.
@@ -236,6 +251,7 @@ def run_processes(
         [0, 1]
     """
     pool = _pools[-1] if _pools and form and not environment and not fresh else None
+    timeout_seconds = scaled(timeout_seconds)
     arguments = dumps((args, kwargs))
     file, module = inspect.getfile(function), function.__module__
     with tempfile.TemporaryDirectory(prefix="colossal-world-") as folder:
@@ -284,7 +300,7 @@ def _collect(ranks: list[_RankRun], timeout_seconds: float) -> list[_RankRun]:
             rank.receive()
             if rank.error is not None:
                 failed.append(rank)
-                deadline = min(deadline, time.monotonic() + GRACE_SECONDS)
+                deadline = min(deadline, time.monotonic() + scaled(GRACE_SECONDS))
     for rank in ranks:
         if not rank.done:
             rank.request_stack()
@@ -293,8 +309,10 @@ def _collect(ranks: list[_RankRun], timeout_seconds: float) -> list[_RankRun]:
 
 
 def _failure(failed: list[_RankRun], size: int) -> WorldError:
+    """The error whose first line says why the first rank failed; below it are the reports of all that did."""
     reports = "\n".join(f"Rank {rank.order.rank}: {rank.error}" for rank in failed)
-    return WorldError(f"{len(failed)} of {size} processes failed, the first one first.\n{reports}")
+    first = f"Rank {failed[0].order.rank} of {size}: {failed[0].reason}"
+    return WorldError(f"{first}\n{len(failed)} of {size} processes failed, the first one first.\n{reports}")
 
 
 def _end(ranks: list[_RankRun]) -> None:

@@ -90,7 +90,8 @@ def run_threads(function: Callable[..., Any], size: int, *args: Any, **kwargs: A
         _uninstall_threaded_pg()
     if errors:
         rank, error = errors[0]
-        raise WorldError(f"Rank {rank} of {size} threads failed first:\n" + "".join(traceback.format_exception(error)))
+        (reason, *_) = traceback.format_exception_only(error)[0].splitlines()
+        raise WorldError(f"Rank {rank} of {size}: {reason}\n" + "".join(traceback.format_exception(error)))
     return results
 
 

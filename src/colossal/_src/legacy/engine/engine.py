@@ -44,6 +44,7 @@ class Engine:
     Example:
         >>> import torch
         >>> from colossal.legacy.engine import Engine
+        >>> _ = torch.manual_seed(0)
         >>> model = torch.nn.Linear(2, 1)
         >>> engine = Engine(model, torch.optim.SGD(model.parameters(), lr=0.1), torch.nn.MSELoss())
         >>> losses = []

@@ -81,14 +81,17 @@ class TensorDetector:
         num_bytes: Memory of all tensors that the last look found, each storage counted once.
 
     Example:
-        >>> import torch
+        >>> import tempfile, torch
+        >>> from pathlib import Path
         >>> from colossal.legacy.utils import TensorDetector
-        >>> detector = TensorDetector(show_info=False)
+        >>> path = Path(tempfile.mkdtemp(), "tensors.txt")
+        >>> detector = TensorDetector(show_info=False, log=path, include_cpu=True)
         >>> detector.detect()
-        >>> before, tensor = detector.num_bytes, torch.zeros(1000)
+        >>> tensor = torch.zeros(512, 257)
         >>> detector.detect()
-        >>> detector.num_bytes - before
-        4000
+        >>> came = [line for line in path.read_text().splitlines() if "512x257" in line]
+        >>> [line.split() for line in came], detector.num_bytes >= tensor.nbytes
+        ([['+', 'Tensor', '512x257', 'False', 'float32', 'cpu', '0.502', 'MiB']], True)
     """
 
     def __init__(
