@@ -44,7 +44,7 @@ def _add_choices(parser: argparse.ArgumentParser) -> None:
         help="the pages that what differs from REV (HEAD) affects; REV... is where this branch left REV",
     )
     parser.add_argument(
-        "--changed", action="store_true", help="the pages with other code than in their records; and NAMEs"
+        "--changed", action="store_true", help="the pages with other code than in their records; and those named"
     )
     parser.add_argument("--retry", action="store_true", help="run pages that failed once more, alone, after all others")
     parser.add_argument("--watch", action="store_true", help="run the pages again when they or their imports are saved")
