@@ -7,6 +7,7 @@ import torch
 from torch import distributed as dist
 
 from colossal.cluster import ParallelMesh, current_mesh
+from colossal.errors import CommunicationError
 from colossal.testing import (
     TOLERANCES,
     WorldError,
@@ -34,6 +35,13 @@ def fail_on_rank_1() -> None:
     if dist.get_rank() == 1:
         raise ValueError("rank 1 is unwell")
     dist.barrier()
+
+
+def fail_on_rank_1_after_its_peer() -> None:
+    if dist.get_rank() == 0:
+        raise CommunicationError("all_reduce cannot go on: rank 1 has left the group.")
+    time.sleep(0.5)
+    raise ValueError("rank 1 is unwell")
 
 
 def hang_on_rank_1() -> None:
@@ -107,6 +115,11 @@ def test_the_error_of_a_rank_is_reported_with_its_traceback(run) -> None:
         WorldError, match=r"(?s)^Rank 1 of 2: \w+: rank 1 is unwell\n.*fail_on_rank_1.*rank 1 is unwell"
     ):
         run(fail_on_rank_1, 2)
+
+
+def test_the_first_line_is_the_cause_and_not_that_a_peer_was_lost() -> None:
+    with pytest.raises(WorldError, match=r"^Rank 1 of 2: ValueError: rank 1 is unwell\n"):
+        run_fresh(fail_on_rank_1_after_its_peer, 2)
 
 
 @pytest.mark.slow

@@ -31,6 +31,7 @@ from typing import Any, final
 import torch
 from torch import distributed as dist
 
+from colossal._src._lost_peer import LOST_PEER
 from colossal._src.cluster import WorldSpec, form_world, wait_for_all
 from colossal._src.testing.limits import scaled
 from colossal._src.testing.process_state import ProcessState
@@ -309,9 +310,13 @@ def _collect(ranks: list[_RankRun], timeout_seconds: float) -> list[_RankRun]:
 
 
 def _failure(failed: list[_RankRun], size: int) -> WorldError:
-    """The error whose first line says why the first rank failed; below it are the reports of all that did."""
-    reports = "\n".join(f"Rank {rank.order.rank}: {rank.error}" for rank in failed)
-    first = f"Rank {failed[0].order.rank} of {size}: {failed[0].reason}"
+    """The error whose first line says why a rank failed first; below it are the reports of all that did.
+
+    The peers of a rank that fails may report that they lost it before its own error arrives.
+    """
+    ordered = sorted(failed, key=lambda rank: LOST_PEER.search(rank.reason) is not None)
+    reports = "\n".join(f"Rank {rank.order.rank}: {rank.error}" for rank in ordered)
+    first = f"Rank {ordered[0].order.rank} of {size}: {ordered[0].reason}"
     return WorldError(f"{first}\n{len(failed)} of {size} processes failed, the first one first.\n{reports}")
 
 

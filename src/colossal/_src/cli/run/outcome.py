@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from enum import Enum, IntEnum
 from typing import final
 
+from colossal._src._lost_peer import LOST_PEER
 from colossal._src.cli.watchdog import ADVICE, is_lost_peer, watchdog_message
 
 _RANK = re.compile(r"\[rank(\d+)\]: (.*)")
@@ -18,12 +19,6 @@ _TABLE_EXIT = re.compile(r"\s+exitcode\s+: (-\d+) .*\((SIG\w+)\)")
 _TRACEBACK = "Traceback (most recent call last)"
 _ABORTED = "SIGABRT"
 _ENDED_BY_US = {"SIGTERM", "SIGINT", "SIGHUP"}
-_LOST_A_PEER = re.compile(
-    r"Connection (closed|reset) by (peer|remote)|Broken pipe|remote (process|worker)|Timed out waiting|"
-    r"recvValue|failed to recv|Connection refused|DistNetworkError|DistStoreError|Watchdog caught collective|"
-    r"CommunicationError: .*(has ended|has left|did not come|must come to its collectives)|"
-    r"LaunchError: (Rank \d+ must reach|All \d+ processes must)",
-)
 _TAIL_LINES, _RANK_LINES = 60, 200
 SHOWN_LINES = 20
 
@@ -117,7 +112,7 @@ class FailureDiagnosis:
 
 
 def _weigh(lines: list[str]) -> Weight:
-    return Weight.ECHO if any(_LOST_A_PEER.search(line) for line in lines) else Weight.CAUSE
+    return Weight.ECHO if any(LOST_PEER.search(line) for line in lines) else Weight.CAUSE
 
 
 class Ending(Enum):
