@@ -14,6 +14,7 @@ from pagebuild.site.project import read_project
 from pagetest.finding import UsageError
 from pagetest.graph.fingerprint import fingerprint
 from pagetest.graph.imports import ImportGraph
+from pagetest.limits import scaled
 from pagetest.model.page import Page
 from pagetest.model.tree import LANGUAGES, Tree
 from pagetest.results.recorder import Recorder, run_facts
@@ -43,7 +44,7 @@ def configure(parser: argparse.ArgumentParser, root: Path) -> None:
     build = root / "build" / "docs" / "pages"
     parser.add_argument("--build", type=Path, default=build, help="where pages are run (build/docs/pages)")
     parser.add_argument("--execute-all", action="store_true", help="execute every notebook, not a few")
-    parser.add_argument("--timeout", type=float, default=300.0, metavar="SECONDS", help="limit per page (300)")
+    parser.add_argument("--timeout", type=float, default=scaled(300.0), metavar="SECONDS", help="limit per page (300)")
 
 
 def run(options: argparse.Namespace, root: Path) -> int:

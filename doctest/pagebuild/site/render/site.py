@@ -86,7 +86,7 @@ class Website:
     def _run(self, words: Sequence[str], log: str, more: Mapping[str, str] | None = None) -> CommandOutcome:
         self._logs.mkdir(parents=True, exist_ok=True)
         environment = dict(self.environment) | dict(more or {})
-        session = Session(words, self.website, environment, self._logs / log, LIMIT_SECONDS, lambda: None, echo=True)
+        session = Session(words, self.website, environment, self._logs / log, scaled(LIMIT_SECONDS), lambda: None, echo=True)
         return session.run()
 
 

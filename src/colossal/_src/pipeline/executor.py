@@ -21,7 +21,8 @@ from colossal._src.pipeline.schedule.stage_placement import PipelineStyle, Stage
 from colossal._src.pipeline.stage import Stage
 from colossal._src.pipeline.tied_gradients import TiedGradientReducer, shared_parameters_of
 from colossal._src.pipeline.timeline import Timeline
-from colossal.errors import ConfigError
+from colossal._src.tensor import refuse_collected_outputs
+from colossal.errors import ConfigError, UnsupportedError
 
 Criterion = Callable[[Any, Any], torch.Tensor]
 
@@ -137,7 +138,8 @@ class PipelineExecutor:
             text = repr((len(batches), trains, descriptions)).encode()
             # 7 bytes, so that it fits into a signed 64-bit integer; 0 stays for ranks without a batch.
             signature = int.from_bytes(hashlib.blake2b(text, digest_size=7).digest())
-        except (StopIteration, ConfigError) as error:
+            self._check_outputs(batches[0])
+        except (StopIteration, ConfigError, UnsupportedError) as error:
             problem = error
         # Reached also by a rank that has no batch: the others would wait for it until the timeout.
         own = torch.tensor([signature], device="cpu")
@@ -152,6 +154,13 @@ class PipelineExecutor:
                 "Make the dataloader by plugin.prepare_dataloader, or give all of them the same."
             )
         return batches, signature
+
+    def _check_outputs(self, batch: Any) -> None:
+        if self._placement.num_stages > 1:
+            for stage in self.stages.values():
+                found = "Found a model in pipeline stages, each of which has some of the layers."
+                advice = "Use a plugin without pp_size, or a criterion of the outputs of the last layer."
+                refuse_collected_outputs(stage.module, batch, found, advice)
 
     def _to_device(self, batch: Any) -> Any:
         device = self._mesh.accelerator.get_current_device()

@@ -10,7 +10,7 @@ from colossal._src import comm
 from colossal._src.shardformer.sequence_attention import parallelize_attention
 from colossal._src.shardformer.sequence_tensor_parallel import shard_activations
 from colossal._src.shardformer.shard_config import SequenceParallelConfig
-from colossal._src.tensor import ParallelPlan, base_model_of, find_modules, stop_caching
+from colossal._src.tensor import ParallelPlan, base_model_of, find_modules, refuse_collected_outputs, stop_caching
 from colossal.errors import PlanError, UnsupportedError
 
 _STATES = "hidden_states"
@@ -45,6 +45,7 @@ def shard_sequence(model: nn.Module, plan: ParallelPlan, sp_config: SequencePara
         parallelize_attention(model, sp_config)
     joins = sp_config.is_over_tp or not keep_sharded or plan.stages.reshapes
     stop_caching(model)
+    model.register_forward_pre_hook(_refuse_collected_outputs, with_kwargs=True)
     for layer in here:
         # Only the first layer of the model shards: to later stages of a pipeline hidden states come sharded.
         layer.register_forward_pre_hook(_ShardHiddenStates(sp_config, is_first=layer is layers[0]), with_kwargs=True)
@@ -54,6 +55,11 @@ def shard_sequence(model: nn.Module, plan: ParallelPlan, sp_config: SequencePara
         for pattern, style in plan.head_styles.items():
             for _, head in find_modules(model, f"?{pattern}") if style == "lm_head" else ():
                 head.register_forward_pre_hook(lambda _head, args: (sp_config.sharding.split(args[0]), *args[1:]))
+
+
+def _refuse_collected_outputs(model: nn.Module, _args: Any, kwargs: Mapping[str, Any]) -> None:
+    found = "Found a model whose layers have some of the tokens on each rank."
+    refuse_collected_outputs(model, kwargs, found, "Use a plugin without sequence parallelism.")
 
 
 def _check_heads(model: nn.Module, plan: ParallelPlan, sp_config: SequenceParallelConfig) -> None:

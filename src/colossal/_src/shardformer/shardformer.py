@@ -1,6 +1,6 @@
 """Shard a model as its plan says."""
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any, final
 
@@ -24,7 +24,14 @@ from colossal._src.shardformer.plans import plan_of
 from colossal._src.shardformer.sequence_parallel import shard_sequence
 from colossal._src.shardformer.shard_config import SequenceParallelConfig, ShardConfig
 from colossal._src.shardformer.styles import STYLES, StyleContext
-from colossal._src.tensor import ParallelPlan, base_model_of, find_modules, parameter_names, unwrap_adapters
+from colossal._src.tensor import (
+    ParallelPlan,
+    base_model_of,
+    find_modules,
+    parameter_names,
+    refuse_collected_outputs,
+    unwrap_adapters,
+)
 from colossal.errors import MeshError, PlanError
 from colossal.logging import get_dist_logger
 
@@ -135,6 +142,9 @@ def _parallelize(
     if config.enable_tensor_parallelism and mesh.size("tp") > 1:
         _check_uneven(model, plan, mesh, sp_config)
         is_vocab_parallel = _apply_plan(model, plan, mesh, keep_sharded)
+        is_attention_sharded = skip_uneven_attention(plan, getattr(model, "config", None), mesh.size("tp")) is plan
+        if sp_config is None and is_attention_sharded:  # sequence parallelism refuses more
+            model.register_forward_pre_hook(_refuse_attentions, with_kwargs=True)
     if sp_config is not None:
         _refuse_adapters(model, sp_config)
         shard_sequence(model, plan, sp_config, keep_sharded)
@@ -143,6 +153,11 @@ def _parallelize(
         causal: Any = model
         causal.loss_function = ParallelCausalLoss(mesh, sharding, is_vocab_parallel)
     adapt_generate(model, mesh, shards_vocabulary=is_vocab_parallel, shards_tokens=sp_config is not None)
+
+
+def _refuse_attentions(model: nn.Module, _args: Any, kwargs: Mapping[str, Any]) -> None:
+    found = "Found a model whose attention has some of the heads on each rank."
+    refuse_collected_outputs(model, kwargs, found, "Use a plugin without tensor parallelism.", ["output_attentions"])
 
 
 def _refuse_adapters(model: nn.Module, sp_config: SequenceParallelConfig) -> None:

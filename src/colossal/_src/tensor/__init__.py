@@ -47,10 +47,12 @@ from colossal._src.tensor.relayout_step import RelayoutStep, layout_difference, 
 from colossal._src.tensor.shard import shard, unshard
 
 if TYPE_CHECKING:
+    from colossal._src.tensor.collected_outputs import refuse_collected_outputs
     from colossal._src.tensor.kv_cache import configs_with_cache, stop_caching
 
 _MODULE_OF = {
     "configs_with_cache": "colossal._src.tensor.kv_cache",
+    "refuse_collected_outputs": "colossal._src.tensor.collected_outputs",
     "stop_caching": "colossal._src.tensor.kv_cache",
 }  # which few programs need
 
@@ -89,6 +91,7 @@ __all__ = [
     "parameter_names",
     "placement_of",
     "plan_relayout",
+    "refuse_collected_outputs",
     "relayout",
     "set_backing_shard",
     "set_data",
