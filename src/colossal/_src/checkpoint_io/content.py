@@ -28,9 +28,11 @@ class Entry:
     # which rank holds which shard of the tensor; None for what is not a tensor
     layout: Layout | FlatLayout | RegionLayout | None
     dtype: torch.dtype | None  # the dtype of the tensor; None for what is not a tensor
+    # whether ranks compute copies of the tensor that may differ, such as statistics of their own batches
+    is_buffer: bool = False
 
     @classmethod
-    def of(cls, names: Sequence[str], value: Any, ranks: Sequence[int]) -> "Entry":
+    def of(cls, names: Sequence[str], value: Any, ranks: Sequence[int], *, is_buffer: bool = False) -> "Entry":
         """Describe a value."""
         if not isinstance(value, torch.Tensor):
             return cls(tuple(names), value, None, None)
@@ -41,7 +43,7 @@ class Entry:
                 f"{layout.ranks}, and only ranks {tuple(ranks)} here. Use the booster's own save and load, or "
                 "CheckpointIO(ProcessGroupIO())."
             )
-        return cls(tuple(names), value, layout, value.dtype)
+        return cls(tuple(names), value, layout, value.dtype, is_buffer)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -105,7 +107,8 @@ def plan_files(entries: Iterable[Entry], max_bytes: float) -> list[list[Entry]]:
 def assign_blocks(files: Sequence[Sequence[Entry]], own_rank: int) -> list[BlockWrite]:
     """Choose for each block a rank that writes it: one that holds it, and has the least to write so far.
 
-    All ranks come to the same result by themselves.
+    Of buffers it is the first that holds them, whose values all ranks get before they train on: a file has the truth of
+    one rank. All ranks come to the same result by themselves.
     """
     load: dict[int, int] = {}
     block_writes: list[BlockWrite] = []
@@ -117,7 +120,7 @@ def assign_blocks(files: Sequence[Sequence[Entry]], own_rank: int) -> list[Block
             for region, holders in entry.layout.holders.items():
                 for block in split_blocks(region, itemsize):
                     # the number breaks ties, so that all ranks plan the same
-                    rank = min(holders, key=lambda each: (load.get(each, 0), each))
+                    rank = min(holders) if entry.is_buffer else min(holders, key=lambda each: (load.get(each, 0), each))
                     load[rank] = load.get(rank, 0) + block.numel * itemsize
                     part = own[region].detach()[block.inside(region).slices] if rank == own_rank else None
                     block_writes.append(BlockWrite(number, entry.names[0], block, rank, part))

@@ -111,10 +111,13 @@ class ModelState:
             self._check_only_tensors()
         ties = [part for names in self._ties for part in self._saved.split(names) if part]
         chosen = {names[0]: [self._leading(names)] if for_safetensors else names for names in ties}
+        trained = {id(backing_shard(each)) for root in self._roots for each in root.parameters()}
         parameters = {
-            name: ParameterContent((Entry.of(names, self._state[name], self._holders or ranks),))
+            name: ParameterContent(
+                (Entry.of(names, value, self._holders or ranks, is_buffer=id(value) not in trained),)
+            )
             for name, names in chosen.items()
-            if name in self._state
+            for value in ([self._state[name]] if name in self._state else [])
         }
         return Content(parameters, list(chosen))
 

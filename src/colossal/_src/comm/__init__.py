@@ -15,6 +15,7 @@ from colossal._src.comm.group_reduce import (
 from colossal._src.comm.ops import (
     all_to_all,
     end_graphs_at_collectives,
+    end_graphs_in,
     gather,
     reduce,
     reduce_scatter,
@@ -56,6 +57,7 @@ __all__ = [
     "chunk_bounds",
     "count_collective",
     "end_graphs_at_collectives",
+    "end_graphs_in",
     "equal_on_all_ranks",
     "equal_text_on_all_ranks",
     "fp8_nbytes",

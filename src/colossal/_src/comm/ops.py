@@ -322,14 +322,23 @@ def _apply(tensor: torch.Tensor, ahead: _Map, back: _Map) -> torch.Tensor:
     return result
 
 
+_OPAQUE = ["colossal._src.comm"]
+
+
+def end_graphs_in(module: str) -> None:
+    """Keep torch.compile from tracing a module as well, see `end_graphs_at_collectives`."""
+    _OPAQUE.append(module)
+
+
 def end_graphs_at_collectives() -> None:
     """Keep torch.compile from tracing collectives: a process group written in Python is opaque to it, and an error."""
     if "torch._dynamo" in sys.modules:  # a compiled model has imported it, and so has every optimizer
-        _skip_collectives()
+        _skip(tuple(_OPAQUE))
 
 
 @cache
-def _skip_collectives() -> None:
+def _skip(modules: tuple[str, ...]) -> None:
     from torch._dynamo import trace_rules
 
-    trace_rules.add("colossal._src.comm")
+    for module in modules:
+        trace_rules.add(module)

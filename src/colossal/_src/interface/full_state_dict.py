@@ -7,6 +7,7 @@ from torch import nn
 
 from colossal._src.interface.adapter_names import is_peft_model, model_without_adapters
 from colossal._src.interface.full_spec import full_spec_of
+from colossal._src.interface.local_state import mark_local_state
 from colossal._src.interface.refusal import SAVE_AND_MERGE, refuse
 from colossal._src.tensor import backing_shard, full_tensor_of, is_dtensor, placement_of, strip_compile_prefix
 from colossal.errors import UnsupportedError
@@ -40,20 +41,25 @@ def full_state(model: nn.Module, is_kept: bool = True) -> dict[str, Any]:
     return found
 
 
-def refuse_partial_export(model: nn.Module) -> None:
-    """Make `save_pretrained` of a model raise if this rank has shards or some layers of it only.
+def refuse_partial_export(model: nn.Module, wrapper: nn.Module) -> None:
+    """Make `save_pretrained` of a model, and writing its state, raise if this rank has shards or some layers only.
 
-    transformers and peft write what a process has; they do not support our shards, and would write a shard under the
-    name of the full parameter.
+    transformers, peft and `torch.save` write what a process has; they do not support our shards, and would write a
+    shard under the name of the full parameter.
     """
-    full_spec = full_spec_of(model)
+    full_spec, all_missing = full_spec_of(model), ""
     for root in (model,) if full_spec is None else full_spec.roots:
         missing = _sharded(root) if full_spec is None else _sharded(root) or _absent(root, full_spec.names)
+        if missing:
+            all_missing = missing
+            mark_local_state(root, missing)
         exporters = [each for each in (root, model_without_adapters(root)) if hasattr(each, "save_pretrained")]
         if missing and exporters:
             refuse([*exporters, model], "save_pretrained", _EXPORT.format(missing))
         if is_peft_model(root) and any(is_dtensor(parameter) for parameter in root.parameters()):
             refuse([root], "merge_and_unload", f"Merging needs full parameters. Found {missing}. {SAVE_AND_MERGE}")
+    if all_missing:
+        mark_local_state(wrapper, all_missing)
 
 
 def _sharded(model: nn.Module) -> str:

@@ -47,7 +47,7 @@ class ModelWrapper(nn.Module):
             allow_clipping(own)
         from colossal._src.interface.full_state_dict import refuse_partial_export
 
-        refuse_partial_export(unwrap_model(module))
+        refuse_partial_export(unwrap_model(module), self)
 
     def __getattr__(self, name: str) -> Any:
         """Find a parameter, buffer or module, as of every `torch.nn.Module`.
@@ -140,7 +140,7 @@ class ModelWrapper(nn.Module):
 
         Returns:
             Without `only_rank_0` what torch returns: tensors as they are on this rank, by names that begin with
-            ``module.``.
+            ``module.``. Where they are shards, the dict can be used in memory; to pickle it is refused.
 
         Raises:
             UnsupportedError: `only_rank_0` is given, and the model is partitioned into pipeline stages.

@@ -10,6 +10,7 @@ import torch
 from colossal._src.amp import LossScaler, MasterParams, NoScaler
 from colossal._src.interface.full_spec import FullOptimizerSpec, Peers
 from colossal._src.interface.gradients import clamp, scale, total_norm
+from colossal._src.interface.local_state import check_optimizer_state, mark_optimizer_state
 from colossal._src.interface.nonfinite_check import NonFiniteCheck
 from colossal._src.interface.optimizer_check import check_optimizer
 from colossal._src.tensor import local_of, placement_of, strip_compile_prefix
@@ -110,9 +111,7 @@ class OptimizerWrapper:
             self._name_masters(self.masters.add_group(self.param_groups[-1]))
 
     def _name_masters(self, pairs: Mapping[torch.nn.Parameter, torch.nn.Parameter]) -> None:
-        for master, working in pairs.items():
-            if working in self.param_names:
-                self.param_names[master] = self.param_names.pop(working)
+        self.param_names |= {new: self.param_names.pop(old) for new, old in pairs.items() if old in self.param_names}
 
     @property
     def has_full_grads(self) -> bool:
@@ -379,16 +378,17 @@ class OptimizerWrapper:
         """Collect the wrapped optimizer's state.
 
         Returns:
-            The state in torch's own form, by number of the parameter.
+            The state in torch's own form, by number of the parameter. That of shards cannot be pickled.
         """
-        return self.optim.state_dict()
+        return mark_optimizer_state(self.optim.state_dict(), self.parameters, has_peers=self._peers is not None)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue from a state of the wrapped optimizer.
 
         Args:
-            state_dict: What `state_dict` returned.
+            state_dict: What `state_dict` returned; a `ConfigError` if it is of full parameters, and these are shards.
         """
+        check_optimizer_state(state_dict, self.parameters)
         self.optim.load_state_dict(state_dict)
 
     def unwrap(self) -> torch.optim.Optimizer:

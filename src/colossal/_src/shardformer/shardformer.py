@@ -23,6 +23,7 @@ from colossal._src.shardformer.model_options import apply_options, choose_option
 from colossal._src.shardformer.plans import plan_of
 from colossal._src.shardformer.sequence_parallel import shard_sequence
 from colossal._src.shardformer.shard_config import SequenceParallelConfig, ShardConfig
+from colossal._src.shardformer.sharded_logits import mark_outputs
 from colossal._src.shardformer.styles import STYLES, StyleContext
 from colossal._src.tensor import (
     ParallelPlan,
@@ -152,6 +153,8 @@ def _parallelize(
     if keep_sharded and (is_vocab_parallel or sharding is not None):
         causal: Any = model
         causal.loss_function = ParallelCausalLoss(mesh, sharding, is_vocab_parallel)
+    if is_vocab_parallel:
+        mark_outputs(model)
     adapt_generate(model, mesh, shards_vocabulary=is_vocab_parallel, shards_tokens=sp_config is not None)
 
 

@@ -195,6 +195,8 @@ class VocabParallelCrossEntropyLoss(_TokenLoss):
             IndexError: A target is no class; on all ranks, whichever has it, but for a loss that is not reduced. An
                 accelerator that can stop by itself, as CUDA can, is not waited for: its next operation that is raises.
         """
+        if type(logits) is not torch.Tensor:  # those of a sharded model are marked, and refuse sums over their classes
+            logits = logits.as_subclass(torch.Tensor)
         targets = local_targets(logits, targets, self.mesh)
         classes = self._find_class_shard(logits.shape[-1])
         wanted, num_wrong = self._mask_invalid_targets(targets.flatten(), classes.number)

@@ -205,17 +205,28 @@ class GeminiDDP(ModelWrapper):
         with self.chunks.forward_pass():
             return unwrap_model(self)(*args, **kwargs)
 
-    def state_dict(self, *, only_rank_0: bool = True) -> dict[str, Any]:
+    def state_dict(self, *args: Any, only_rank_0: bool = True, **kwargs: Any) -> dict[str, Any]:
         """Gather the full state dict of the model in host memory, by the names of the model that was wrapped.
 
         Args:
+            *args: Rejected, as `kwargs`: those that a module around this one passes, such as one of `torch.compile`.
             only_rank_0: Return it on the first rank only, and nothing on others.
+            **kwargs: Rejected.
 
         Returns:
             Full tensors by name.
 
+        Raises:
+            UnsupportedError: There are other arguments.
+
         Communication: all_gather, dp, the model's bytes.
         """
+        if args or kwargs:
+            raise UnsupportedError(
+                "The state of a model in chunks is gathered from all ranks. Found a call with the arguments of a "
+                "module's state_dict, as those of a module around it, such as of torch.compile(model). Call "
+                "model.state_dict(only_rank_0=...) of the boosted model on all ranks, or booster.save_model."
+            )
         return full_state(unwrap_model(self), is_kept=not only_rank_0 or self.partition.rank == 0)
 
     @torch.no_grad()

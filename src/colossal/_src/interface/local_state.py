@@ -1,0 +1,104 @@
+"""State dicts of which this rank has shards only: for use in memory, and not to be written as if they were full."""
+
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping
+from typing import Any, NoReturn, final
+
+import torch
+from torch import nn
+
+from colossal._src.tensor import backing_shard, is_dtensor, placement_of
+from colossal.errors import ConfigError, UnsupportedError
+
+_MODEL = (
+    "A file of a model holds full tensors of all layers. Found a state_dict of {}, which is about to be copied to a "
+    "file or another process. On all ranks call booster.save_model(model, checkpoint), or "
+    "model.state_dict(only_rank_0=True), which gathers full tensors; under pipelines only the first."
+)
+_OPTIMIZER = (
+    "A file of optimizer states holds full tensors of all parameters. Found the state_dict() of one rank, which has "
+    "shards of them, and is about to be copied to a file or another process. Call "
+    "booster.save_optimizer(optimizer, checkpoint) on all ranks, and booster.load_optimizer, on any number of them."
+)
+
+
+@final
+class LocalState(OrderedDict[Any, Any]):
+    """What this rank has of a state: pickling it is refused, with what to do instead."""
+
+    def __init__(self, items: Mapping[Any, Any] | Iterable[tuple[Any, Any]] = (), message: str = "") -> None:
+        super().__init__(items)
+        self.message = items.message if isinstance(items, LocalState) else message
+
+    def __reduce_ex__(self, _protocol: Any) -> NoReturn:
+        raise UnsupportedError(self.message)
+
+    def __copy__(self) -> "LocalState":
+        return LocalState(self)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "LocalState":
+        from copy import deepcopy
+
+        copied = LocalState(((key, deepcopy(value, memo)) for key, value in self.items()), self.message)
+        vars(copied).update(deepcopy({key: value for key, value in vars(self).items() if key != "message"}, memo))
+        return copied
+
+
+class LocalShard(torch.Tensor):
+    """A shard in a state dict, and what is computed from it: as `{name: value.cpu()}` it is not written either."""
+
+    def __reduce_ex__(self, _protocol: Any) -> NoReturn:
+        _refuse_shard(self)
+
+    def data_ptr(self) -> NoReturn:
+        """Refuse what writes a tensor's memory, as safetensors does."""
+        _refuse_shard(self)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        return memo.setdefault(id(self), self.detach().clone())
+
+
+def _refuse_shard(tensor: torch.Tensor) -> NoReturn:
+    raise UnsupportedError(_MODEL.format(f"one rank, whose shard of a tensor has the shape {list(tensor.shape)}"))
+
+
+def mark_local_state(model: nn.Module, missing: str) -> None:
+    """Make the `state_dict` of a model say that it has shards of tensors, or some layers, only."""
+    message = _MODEL.format(f"one rank, which has only a part of {missing}")
+
+    def mark(module: nn.Module, state: dict[str, Any], prefix: str, _metadata: Any) -> LocalState:
+        owners = {f"{prefix}{name}": each for name, each in module.named_parameters(remove_duplicate=False)}
+        for name in state.keys() & owners.keys():
+            owner, value = owners[name], state[name]
+            if value is not owner and not is_dtensor(owner) and placement_of(backing_shard(owner)).is_compute_sharded:
+                state[name] = value.as_subclass(LocalShard)
+        marked = LocalState(state, message)
+        vars(marked).update({key: value for key, value in vars(state).items() if key != "message"})
+        return marked
+
+    model._register_state_dict_hook(mark)  # noqa: SLF001 (the public ones cannot replace the dict)
+
+
+def mark_optimizer_state(
+    state_dict: dict[str, Any], parameters: Iterable[torch.Tensor], *, has_peers: bool
+) -> dict[str, Any]:
+    """Say that the states in an optimizer's state dict are those of shards, or of some layers, if they are."""
+    if not has_peers and not any(placement_of(each).is_sharded for each in parameters):
+        return state_dict
+    return state_dict | {"state": LocalState(state_dict["state"], _OPTIMIZER)}
+
+
+def check_optimizer_state(state_dict: Mapping[str, Any], parameters: Iterable[torch.Tensor]) -> None:
+    """Reject states of full parameters where an optimizer has shards, which would fail at the next step."""
+    saved = [number for group in state_dict.get("param_groups", ()) for number in group["params"]]
+    for number, parameter in zip(saved, parameters, strict=False):
+        full = tuple(placement_of(parameter).shape)
+        for name, value in state_dict["state"].get(number, {}).items():
+            if not isinstance(value, torch.Tensor) or value.numel() <= 1 or tuple(value.shape) != full:
+                continue
+            if is_dtensor(parameter) > is_dtensor(value) or tuple(parameter.shape) != full:
+                raise ConfigError(
+                    f"load_state_dict takes what state_dict of this rank's optimizer returned, which has shards. Found "
+                    f"{name!r} of a full parameter, of the shape {list(full)}. Save the state by torch.save, and call "
+                    "booster.load_optimizer(optimizer, file) on all ranks, which reads a state dict of torch too."
+                )

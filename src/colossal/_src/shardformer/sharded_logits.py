@@ -1,0 +1,116 @@
+"""Logits of which a rank has some vocabulary entries: what would take them for all entries is refused by name."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NoReturn, final
+
+import torch
+from torch import nn
+
+from colossal._src.comm import end_graphs_in
+from colossal.errors import UnsupportedError
+
+end_graphs_in(__name__)  # a compiled model returns marked logits too
+
+# What needs all entries. Those that return a tensor without the dimension of the vocabulary need not be listed.
+_NEEDS_ALL_ENTRIES = (
+    *("argmax", "argmin", "argsort", "cummax", "cummin", "cumprod", "cumsum", "kthvalue", "msort", "sort", "topk"),
+    *("binary_cross_entropy_with_logits", "cross_entropy", "kl_div", "multi_margin_loss", "nll_loss"),
+    *("gumbel_softmax", "log_softmax", "logcumsumexp", "logsumexp", "normalize", "softmax", "softmin"),
+    *("special_log_softmax", "special_softmax", "multinomial", "numpy", "tolist", "__array__"),
+)
+_ABOUT_OTHERS = ("to", "type_as", "as_subclass", "backward")  # of a tensor, which the logits are given to
+
+
+@final
+class ShardedLogits(torch.Tensor):
+    """The logits of some vocabulary entries, and what is computed from them element by element, such as casts."""
+
+    entries: tuple[int, int]  # the number of vocabulary entries here, and of all
+
+    @classmethod
+    def __torch_function__(
+        cls,
+        func: Callable[..., Any],
+        _types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """Run a function of torch on logits, and see that it does without the entries of other ranks."""
+        name, kwargs = getattr(func, "__name__", ""), kwargs or {}
+        logits = next(_logits_in((*args, *kwargs.values())))
+        if name in _NEEDS_ALL_ENTRIES:
+            logits.refuse(name)
+        try:
+            with torch._C.DisableTorchFunctionSubclass():  # noqa: SLF001 (as torch does itself)
+                result = func(*args, **kwargs)
+        except RuntimeError as error:  # such as a view of the shape that all entries would have
+            error.add_note(logits.message(name))
+            raise
+        if name.startswith("new_") or (name in _ABOUT_OTHERS and (args[0] is not logits or name == "as_subclass")):
+            return result
+        if isinstance(result, tuple | list) and any(isinstance(each, torch.Tensor) for each in result):
+            return type(result)([logits.mark(each, name) for each in result])
+        return logits.mark(result, name)
+
+    def mark(self, result: Any, name: str) -> Any:
+        """Mark a result that has an element for each entry; refuse one that has a mean, a maximum or one entry only."""
+        if type(result) is not torch.Tensor or result.dtype == torch.bool:
+            return result
+        with torch._C.DisableTorchFunctionSubclass():  # noqa: SLF001 (as above)
+            own, numel = self.numel(), result.numel()
+        if self.entries[0] in result.shape or numel == own:
+            return mark_logits(result, *self.entries)
+        return self.refuse(name) if numel < own else result  # logits of several ranks, put together
+
+    def refuse(self, name: str) -> NoReturn:
+        """Say that a function needs other entries too."""
+        raise UnsupportedError(self.message(name))
+
+    def message(self, name: str) -> str:
+        """Say what a function needs, and what to do."""
+        here, total = self.entries
+        return (
+            f"{name} needs the logits of all {total} vocabulary entries. Found those of {here}: tensor-parallel ranks "
+            "shard them, and compute the loss of `labels` from the shards. Pass parallel_output=False to the plugin or "
+            "to ShardConfig, which gathers them, or compute a loss by colossal.nn.VocabParallelCrossEntropyLoss."
+        )
+
+
+def mark_logits(logits: torch.Tensor, here: int, total: int) -> ShardedLogits:
+    """Note that logits are those of some vocabulary entries; the memory stays the same."""
+    marked = logits.as_subclass(ShardedLogits)
+    marked.entries = here, total
+    return marked
+
+
+def mark_outputs(model: nn.Module) -> None:
+    """Mark the logits that a model returns, whose head is sharded over the vocabulary."""
+    found: Any = model
+    head = found.get_output_embeddings()
+    weight: torch.Tensor = getattr(head, "base_layer", head).weight
+    # the layer itself knows its full size also before it has values
+    total, here = int(getattr(head, "base_layer", head).out_features), weight.shape[0]
+
+    def mark(_model: nn.Module, _args: Any, outputs: Any) -> Any:
+        if isinstance(outputs, tuple):
+            chosen = next((each for each in outputs if _is_of(each, here)), None)
+            return tuple(mark_logits(each, here, total) if each is chosen else each for each in outputs)
+        logits: Any = getattr(outputs, "logits", None)
+        if _is_of(logits, here):
+            outputs.logits = mark_logits(logits, here, total)
+        return outputs
+
+    model.register_forward_hook(mark)
+
+
+def _is_of(logits: Any, here: int) -> bool:
+    """Whether these are logits of this rank's entries; `generate` gathers those of all."""
+    return isinstance(logits, torch.Tensor) and logits.dim() > 1 and logits.shape[-1] == here
+
+
+def _logits_in(values: Any) -> Iterator[ShardedLogits]:
+    for value in values:
+        if isinstance(value, ShardedLogits):
+            yield value
+        elif isinstance(value, tuple | list):
+            yield from _logits_in(value)
