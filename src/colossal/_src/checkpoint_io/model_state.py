@@ -57,8 +57,10 @@ class SavedNames:
         return parts
 
     def translated(self, items: Mapping[str, T], known: Mapping[str, object]) -> dict[str, T]:
-        """Return entries of a checkpoint under the names of today: earlier ones held the names of the `PeftModel`."""
-        return {name if name in known else self._first.get(name, name): item for name, item in items.items()}
+        """Return entries under the names of the model, also of those that a wrapper named, or earlier a `PeftModel`."""
+        exact = {name: item for name, item in items.items() if name in known}
+        others = {name: item for name, item in items.items() if name not in known}
+        return {_without_wrappers(self._first.get(name, name), known): item for name, item in others.items()} | exact
 
     def in_state(self, saved: str) -> str:
         """Return the name in the state of a name in files."""
@@ -76,6 +78,15 @@ def _module(name: str) -> str:
     return name.rpartition(".")[0]
 
 
+def _without_wrappers(name: str, known: Mapping[str, object]) -> str:
+    """Leave out of a name what `DistributedDataParallel` and `torch.compile` add to it, if the model has the rest."""
+    short = strip_compile_prefix(name)
+    while short not in known and short.startswith(_WRAPPER):
+        short = short.removeprefix(_WRAPPER)
+    return short if short in known else name
+
+
+_WRAPPER = "module."
 _THREADS = 2  # one hashes while the other one waits for the disk
 
 
@@ -98,6 +109,7 @@ class ModelState:
             self._ties = [[saved for name in names for saved in self._saved[name]] for names in full_spec.groups]
             self._holders, self._metadata = full_spec.ranks, full_spec.metadata
             self._state = _under_all_names(self._state, self._ties)
+        self._known = dict.fromkeys([*self._names, *self._state])
         empty = [name for name, value in self._state.items() if getattr(value, "is_meta", False)]
         if empty:
             raise CheckpointError(
@@ -155,11 +167,13 @@ class ModelState:
     def check(self, items: Mapping[str, Item], strict: bool, source: object) -> None:
         """Compare the names, shapes and kinds of a checkpoint with the model's, before any value is written.
 
-        A tensor with several names needs one of them only.
+        A tensor with several names needs one of them only. A checkpoint of which the model has no name is never loaded.
         """
-        items = self._saved.translated(items, self._state)
+        items = self._saved.translated(items, self._known)
+        agrees = not self._known or bool(items.keys() & self._known.keys())
+        if not agrees and (items or not strict):
+            raise CheckpointError(_foreign(items, next(iter(self._known)), source))
         common = {name: item for name, item in items.items() if name in self._state}
-        known = set(self._names)
         problems = {
             "with another shape": [
                 f"{name} (file {_shape(item.shape)}, model {_shape(shape_of(self._state[name]))})"
@@ -176,8 +190,8 @@ class ModelState:
             problems["missing from the file"] = [
                 names[0] for names in self._ties if not any(name in items for name in names)
             ]
-            problems["unexpected in the file"] = [name for name in items if name not in known]
-        only_names = not (problems["with another shape"] or problems["with another kind of numbers"])
+            problems["unexpected in the file"] = [name for name in items if name not in self._known]
+        only_names = agrees and not (problems["with another shape"] or problems["with another kind of numbers"])
         found = [f"{len(names)} {what}: {listing(names)}" for what, names in problems.items() if names]
         if found:
             raise CheckpointError(
@@ -196,7 +210,7 @@ class ModelState:
         own = {id(backing_shard(tensor)) for tensor in tensors}
         others: OrderedDict[str, Any] = OrderedDict()
         direct: list[tuple[torch.Tensor, Item]] = []
-        for name, item in self._saved.translated(items, self._state).items():
+        for name, item in self._saved.translated(items, self._known).items():
             value = self._state.get(name)
             if item.shape is not None and isinstance(value, torch.Tensor) and id(value) in own:
                 direct.append((value, item))
@@ -249,6 +263,20 @@ def _under_all_names(state: Mapping[str, Any], groups: Iterable[Sequence[str]]) 
         here = next((name for name in names if name in state), None)
         found |= {} if here is None else dict.fromkeys(names, state[here])
     return found
+
+
+def _foreign(items: Mapping[str, Item], expected: str, source: object) -> str:
+    """Say what a file has that has nothing of the model, and what to do."""
+    nested = next((name for name, item in items.items() if isinstance(item.value, Mapping)), None)
+    found = f"only other names, such as {next(iter(items))!r}" if items else "nothing"
+    advice = "Build the model with the configuration that was saved, or give the tensors its names"
+    if nested is not None:
+        found = f"the names {listing(list(items))}, with a dict under {nested!r}"
+        advice = f"Load it by torch.load, and save what is under {nested!r} as a file of its own"
+    return (
+        f"Loading needs a checkpoint that has tensors of the model, such as {expected!r}, also with strict=False. "
+        f"Found in {source} {found}. Nothing was loaded. {advice}."
+    )
 
 
 def _kind(dtype: torch.dtype | None) -> str:

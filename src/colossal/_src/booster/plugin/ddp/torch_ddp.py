@@ -15,7 +15,14 @@ from colossal._src.booster.plugin.data_parallel import DataParallelPlugin, check
 from colossal._src.booster.plugin.ddp.ddp_comm_hooks import count_reductions, fp8_allreduce_hook
 from colossal._src.cluster import current_mesh
 from colossal._src.comm import Channel
-from colossal._src.interface import Boosted, Capabilities, ModelWrapper, Parts, check_equal_rounding
+from colossal._src.interface import (
+    Boosted,
+    Capabilities,
+    ModelWrapper,
+    OptimizerWrapper,
+    Parts,
+    check_equal_rounding,
+)
 from colossal.errors import ConfigError
 
 # torch 2.13 renamed this keyword, and warns about the old name.
@@ -56,6 +63,19 @@ class DDPConfig:
             check_equal_rounding(model.parameters())
             ddp.register_comm_hook(group, fp8_allreduce_hook)
         return count_reductions(ddp, group, compress_fp8=self.fp8_communication)
+
+
+def reset_after_exceptions(ddp: DistributedDataParallel, optimizer: OptimizerWrapper) -> None:
+    """Let `zero_grad` discard what a backward pass left that an exception ended, so that the next batch can follow."""
+    reducer: Any = ddp.reducer
+
+    def reset() -> None:
+        try:
+            reducer._check_reducer_finalized()  # noqa: SLF001 (torch has no public name for it)
+        except RuntimeError:
+            reducer._reset_state()  # noqa: SLF001 (nor for this)
+
+    optimizer.register_zero_grad_hook(reset)
 
 
 @final
@@ -144,6 +164,8 @@ class TorchDDPPlugin(DataParallelPlugin):
         if not any(parameter.requires_grad for parameter in boosted.model.parameters()):
             return boosted
         ddp = self._ddp.replicate(boosted.model, mesh.group("dp"))
+        if boosted.optimizer is not None:
+            reset_after_exceptions(ddp, boosted.optimizer)
         in_model = set(boosted.model.parameters())
         masters = [] if boosted.optimizer is None else [p for p in boosted.optimizer.parameters if p not in in_model]
         # DDP broadcasts the parameters only: the first step would bring the initial values of each rank back

@@ -17,6 +17,7 @@ from colossal._src.booster.plugin.fsdp.fsdp_optimizer import (
     state_by_name,
 )
 from colossal._src.booster.plugin.fsdp.fsdp_options import FSDPOptions
+from colossal._src.booster.plugin.fsdp.fsdp_pass_checks import PassChecks
 from colossal._src.booster.plugin.replica_sync import (
     ScalarGradAverager,
     broadcast_buffers_before_forward,
@@ -43,6 +44,7 @@ class FSDPSharder:
         self._modules: list[Any] = []
         self._scalar_grad_averager = ScalarGradAverager((), mesh)
         self._has_unreduced_grads = False
+        self._passes: PassChecks | None = None
 
     def apply(self, model: nn.Module, optimizer: Optimizer | None) -> None:
         """Shard the parameters of a model, and those in its optimizer, in place.
@@ -53,17 +55,20 @@ class FSDPSharder:
         check_fully_shardable(model)
         ignored = find_ignored(model, self._options.ignored_modules)
         scalars = {parameter for parameter in model.parameters() if not parameter.dim()}
+        # FSDP2 cannot reduce gradients without elements, and needs not
+        unsharded = scalars | {parameter for parameter in model.parameters() if not parameter.numel()}
         if optimizer is not None:
-            check_on_dtensors(optimizer, scalars, self._shard_mesh)
+            check_on_dtensors(optimizer, unsharded, self._shard_mesh)
         # before the first is sharded: shards of different initial values form a model that no rank had
         self._sync_initial_values(model, optimizer)
         units = find_units(model, self._options.auto_wrap_policy, set(self._options.ignored_modules))
         # called for its errors, while the model is still as the user built it
-        unit_dtypes([*units, model], ignored | scalars)
-        self._apply_fully_shard([*units, model], ignored | scalars, optimizer)
+        unit_dtypes([*units, model], ignored | unsharded)
+        self._apply_fully_shard([*units, model], ignored | unsharded, optimizer)
         self._scalar_grad_averager = ScalarGradAverager(scalars, self._mesh)
         broadcast_buffers_before_forward(model, self._mesh)
         model.register_forward_hook(self._reshard_after_eval)
+        self._passes = PassChecks(model, units, self._mesh)
         if optimizer is not None:
             disable_foreach_for_mixed_groups(optimizer)
             optimizer.register_step_pre_hook(self._before_step)
@@ -76,16 +81,17 @@ class FSDPSharder:
         try:
             yield
         finally:
-            self._has_unreduced_grads = True
+            self._keep_unreduced(True)
             self._reduce(before)
 
     def discard(self) -> None:
-        """Discard the gradients that `no_sync` accumulated."""
-        if self._has_unreduced_grads:
+        """Discard the gradients that `no_sync` accumulated, and those of a pass that an exception ended."""
+        was_unfinished = self._passes is not None and self._passes.reset()
+        if was_unfinished or self._has_unreduced_grads:
             for parameter in self._params_with_unsharded_grad():
                 parameter.unsharded_accumulated_grad = None
                 parameter.unsharded_param.grad = None
-            self._has_unreduced_grads = False
+            self._keep_unreduced(False)
 
     def _sync_initial_values(self, model: nn.Module, optimizer: Optimizer | None) -> None:
         """Make sure that all ranks have the same values of the tensors that have some."""
@@ -159,6 +165,11 @@ class FSDPSharder:
             return {}
         return {name: int64_digest(tensor) for name, tensor in lazy.items()}
 
+    def _keep_unreduced(self, keeps: bool) -> None:
+        self._has_unreduced_grads = keeps
+        if self._passes is not None:
+            self._passes.keeps_gradients = keeps
+
     def _reduce(self, enabled: bool) -> None:
         self._modules[-1].set_requires_gradient_sync(enabled)
         self._scalar_grad_averager.enabled = enabled
@@ -175,7 +186,7 @@ class FSDPSharder:
                 "no_sync and not averaged since. Run the last backward pass before a step outside of no_sync, or call "
                 "zero_grad() to discard them."
             )
-        self._has_unreduced_grads = False
+        self._keep_unreduced(False)
         self._reshard()
 
     def _reshard(self) -> None:

@@ -34,7 +34,9 @@ class TorchFSDPPlugin(DataParallelPlugin):
     Outside of a forward or backward pass `model.parameters()` and their gradients are DTensors, of which this rank
     holds a shard: `.to_local()` returns it, `.full_tensor()`, called on all ranks, the full tensor. The optimizer that
     is passed to boost updates the shards, with its groups and hyperparameters as they were. All ranks run the same
-    forward passes, evaluation included, and use the same parameters in them.
+    forward passes, evaluation included, and call the same units in one order, which is checked whenever it changes.
+    Evaluate under `torch.no_grad`; `torch.inference_mode` is rejected. After an exception in a pass, `zero_grad` of the
+    optimizer discards what it left.
 
     Buffers stay replicated. Those that checkpoints hold are rank 0's on all ranks before each forward pass, as under
     `TorchDDPPlugin`. So do parameters without dimensions, whose gradients are averaged. Inside of `no_sync` each rank

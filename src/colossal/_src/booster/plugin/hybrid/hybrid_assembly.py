@@ -23,6 +23,7 @@ from colossal._src.amp import (
     cast_model,
     castable_parameters,
 )
+from colossal._src.booster.plugin.ddp.torch_ddp import reset_after_exceptions
 from colossal._src.booster.plugin.hybrid.batch_executor import BatchExecutor
 from colossal._src.booster.plugin.hybrid.full_training_spec import FullTrainingSpec
 from colossal._src.booster.plugin.hybrid.hybrid_options import HybridOptions
@@ -241,6 +242,8 @@ def _connect_model(built: Assembly, zero_shards: ZeroShards | None) -> tuple[Mod
     elif built.replicas.size("dp") > 1 and trains:
         ddp = options.ddp.replicate(model, built.replicas.group("dp"))
         wrapper, no_sync = ModelWrapper(ddp), ddp.no_sync
+        if built.wrapper is not None:
+            reset_after_exceptions(ddp, built.wrapper)
     if options.dtype is not None:
         cast_inputs_and_outputs(wrapper, options.dtype)
     executor = None

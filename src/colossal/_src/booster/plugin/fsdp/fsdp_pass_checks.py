@@ -1,0 +1,98 @@
+"""Passes that FSDP2 would run wrongly: in inference mode, after an exception, or of other units than on other ranks."""
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, final
+
+import torch
+from torch import nn
+
+from colossal._src.cluster import ParallelMesh
+from colossal._src.comm import end_graphs_in, equal_text_on_all_ranks
+from colossal.errors import CommunicationError, ConfigError, UnsupportedError
+
+end_graphs_in(__name__)  # FSDP2 ends graphs at its hooks too
+
+
+@final
+class PassChecks:
+    """Looks at the forward passes of a model that is sharded in units."""
+
+    def __init__(self, model: nn.Module, units: Sequence[nn.Module], mesh: ParallelMesh) -> None:
+        names = {module: name for name, module in model.named_modules()}
+        self._root: Any = model
+        self._group, self._has_peers = mesh.group("dp"), mesh.size("dp") > 1
+        self._order: list[str] = []
+        self._agreed: list[str] | None = None
+        self.keeps_gradients = False  # whether `no_sync` left some that are not reduced
+        model.register_forward_pre_hook(self._begin, prepend=True)
+        for unit in units:
+            unit.register_forward_pre_hook(partial(self._note, names[unit]))
+        model.register_forward_hook(self._end)
+
+    def reset(self) -> bool:
+        """Shard all parameters again, if an exception ended a pass; return whether one did."""
+        if is_unfinished := self._is_unfinished():
+            if not hasattr(self._root, "reset_iter_state"):
+                raise UnsupportedError(
+                    f"FSDP2 of torch {torch.__version__} cannot go on after a pass that an exception ended, as torch "
+                    "2.13 can. Found one. Load the last checkpoint into a new model."
+                )
+            self._root.reset_iter_state()
+        return is_unfinished
+
+    def _begin(self, *_forward: Any) -> None:
+        if _is_in_backward():  # which recomputes the model
+            return
+        if torch.is_inference_mode_enabled():
+            raise UnsupportedError(
+                "TorchFSDPPlugin keeps the memory of gathered parameters for later passes, which cannot write tensors "
+                "made in inference mode. Found a forward pass inside of torch.inference_mode(). Use torch.no_grad()."
+            )
+        self._order = []
+        if self._is_unfinished():
+            if self._fails_in_backward() or self.keeps_gradients:
+                raise ConfigError(
+                    "A forward pass follows complete ones. Found that an exception ended the last one, which left "
+                    "some parameters gathered and some gradients not reduced. Call optimizer.zero_grad() on all ranks "
+                    "where the exception is handled, and go on with the next batch."
+                )
+            self.reset()
+
+    def _note(self, name: str, *_forward: Any) -> None:
+        self._order.append(name)
+
+    def _end(self, *_forward: Any) -> None:
+        """Compare the units that this pass used with those of the other ranks, where they are not those of the last.
+
+        Gathers of equal sizes would meet those of other units without an error.
+
+        Communication: all_reduce, dp, 16 bytes, in the first pass, and in one that uses other units than the last.
+        """
+        if not self._has_peers or _is_in_backward() or self._order == self._agreed:
+            return
+        message = (
+            "Under TorchFSDPPlugin all ranks call the units of a model in one order, as each call gathers parameters "
+            f"from all of them. Found that ranks differ; this one called {', '.join(self._order)}. Call every unit on "
+            "all ranks, also an expert without tokens on an empty batch, or use LowLevelZeroPlugin or GeminiPlugin, or "
+            "pass an auto_wrap_policy whose units are used as a whole."
+        )
+        try:
+            are_equal = equal_text_on_all_ranks(repr(self._order), [self._group])
+        except CommunicationError as error:  # as others called what they had called before
+            error.add_note(message)
+            raise
+        if not are_equal:
+            raise ConfigError(message)
+        self._agreed = self._order
+
+    def _is_unfinished(self) -> bool:
+        context = self._root._get_fsdp_state()._state_ctx  # noqa: SLF001 (torch has no public name for it)
+        return context.iter_forward_root is not None or self._fails_in_backward()
+
+    def _fails_in_backward(self) -> bool:
+        return self._root._get_fsdp_state()._state_ctx.post_backward_final_callback_queued  # noqa: SLF001 (as above)
+
+
+def _is_in_backward() -> bool:
+    return torch._C._current_graph_task_id() != -1  # noqa: SLF001 (as FSDP2 itself asks)
