@@ -28,7 +28,7 @@ from colossal._src.booster.plugin.base import Plugin
 from colossal._src.booster.plugin.single_process import SingleProcessPlugin
 from colossal._src.checkpoint_io import CheckpointIO
 from colossal._src.cluster import Axis, ParallelMesh
-from colossal._src.comm import end_graphs_at_collectives
+from colossal._src.comm import RandomStreams, end_graphs_at_collectives
 from colossal._src.interface import (
     BoostResult,
     Capabilities,
@@ -38,6 +38,7 @@ from colossal._src.interface import (
     OptimizerWrapper,
     Parts,
     is_peft_model,
+    random_streams_of,
     unwrap_compiled,
 )
 from colossal.accelerator import get_accelerator
@@ -212,6 +213,8 @@ class Booster(CheckpointMixin, LoraMixin):
         if mesh is not None:
             from colossal._src.booster.batch_check import compare_batches
 
+            if random_streams_of(boosted.model) is None and any(mesh.size(axis) > 1 for axis in axes):
+                boosted.model.set_random_streams(RandomStreams(mesh, axes))
             capabilities = compare_batches(boosted.model, capabilities, mesh, self._check_batches)
         if not self._accelerator.is_cpu:
             from colossal._src.booster.input_transfer import move_inputs

@@ -18,13 +18,16 @@ from torch.optim.lr_scheduler import LRScheduler
 from colossal._src.checkpoint_io.api import CheckpointIO
 from colossal._src.checkpoint_io.index_and_names import listing
 from colossal._src.checkpoint_io.staging import sync
-from colossal._src.interface import OptimizerWrapper
+from colossal._src.cluster import AXES
+from colossal._src.comm import RandomStreams, draw_number, stream_seed
+from colossal._src.interface import OptimizerWrapper, random_streams_of
 from colossal.accelerator import get_accelerator
 from colossal.errors import CheckpointError, ConfigError
 
 _NAME = re.compile(r"step-(\d{8,})")
 _MODEL, _OPTIMIZER, _SCHEDULE, _PROGRESS = "model", "optimizer", "lr_scheduler", "progress"
 _DATA = "dataloader"
+_STREAMS, _DP = "streams", AXES.index("dp")
 _RENAME_EXCHANGE = 2
 _AT_FDCWD = -100
 
@@ -75,7 +78,7 @@ class CheckpointManager:
         if lr_scheduler is not None:
             io.save_plain(lambda: lr_scheduler.state_dict(), temporary / _SCHEDULE, use_async)  # noqa: PLW0108
         # now: when a background save comes to it, training has drawn more numbers
-        randoms = io.writers.gather(random_state)
+        randoms = io.writers.gather(partial(random_state, random_streams_of(model)))
         progress |= {"world_size": len(io.writers.ranks), "random": randoms}
         io.save_plain(lambda: progress, temporary / _PROGRESS, use_async)
 
@@ -126,7 +129,7 @@ class CheckpointManager:
             io.load_optimizer(optimizer, path / _OPTIMIZER)
         if lr_scheduler is not None:
             io.load_lr_scheduler(lr_scheduler, path / _SCHEDULE)
-        restore_random_state(progress["random"], io.writers.ranks.index(io.writers.rank))
+        restore_random_state(progress["random"], io.writers.ranks.index(io.writers.rank), random_streams_of(model))
         return progress["step"]
 
 
@@ -175,8 +178,11 @@ def _exchange(first: Path, second: Path) -> None:
     spare.rename(first)
 
 
-def random_state() -> dict[str, Any]:
-    """Collect the states of the generators of Python, NumPy, torch and, where there is one, of the accelerator."""
+def random_state(streams: RandomStreams | None = None) -> dict[str, Any]:
+    """Collect the states of the generators of Python, NumPy, torch and, where there is one, of the accelerator.
+
+    With them where the streams of a model are, and the place in the mesh of the rank whose generators these are.
+    """
     version, words, gauss = random.getstate()
     numpy: Any = np.random.get_state(legacy=False)  # noqa: NPY002 - what transforms draw from
     state = {
@@ -189,15 +195,20 @@ def random_state() -> dict[str, Any]:
     }
     accelerator = get_accelerator()
     of_device = accelerator.get_rng_state()
+    if streams is not None:
+        state[_STREAMS] = streams.state_dict()
     return state | ({} if of_device is None else {accelerator.name: of_device})
 
 
-def restore_random_state(states: list[dict[str, Any]], place: int) -> None:
-    """Let the generators go on.
+def restore_random_state(states: list[dict[str, Any]], number: int, streams: RandomStreams | None = None) -> None:
+    """Let the generators go on: on a mesh of the same sizes all of them, on another one those of each replica.
 
-    A process that had no counterpart begins a stream of its own, drawn from that of another and from its place.
+    Ranks of one replica see the same samples, and draw the same numbers for them. A replica that had no counterpart
+    begins a stream of its own, drawn from that of another and from its place.
     """
-    state = states[place % len(states)]
+    state, new_replica = _counterpart(states, number, streams)
+    if streams is not None:
+        streams.load_state_dict(state.get(_STREAMS, {}))
     version, words, gauss = state["python"]
     random.setstate((version, tuple(words.tolist()), gauss))
     numpy = state["numpy"]
@@ -207,13 +218,28 @@ def restore_random_state(states: list[dict[str, Any]], place: int) -> None:
     accelerator = get_accelerator()
     if accelerator.name in state:
         accelerator.set_rng_state(state[accelerator.name])
-    # two ranks that go on from one state would draw the same numbers
-    if place >= len(states):
-        _branch_off(place)
+    if new_replica is not None:
+        _branch_off(new_replica)
 
 
-def _branch_off(place: int) -> None:
-    seed = int(torch.randint(2**62, (), device="cpu").item()) ^ place
+def _counterpart(
+    states: list[dict[str, Any]], number: int, streams: RandomStreams | None
+) -> tuple[dict[str, Any], int | None]:
+    """Find the state that a rank goes on from, and which replica it is of if there was none."""
+    saved = [state.get(_STREAMS) for state in states]
+    if streams is not None:
+        for state, each in zip(states, saved, strict=True):
+            if each is not None and (each["sizes"], each["place"]) == (streams.sizes, streams.place):
+                return state, None
+    # Without a mesh, each process is a replica.
+    replicas = [place if each is None else each["place"][_DP] for place, each in enumerate(saved)]
+    replica, there = number if streams is None else streams.place[_DP], sorted(set(replicas))
+    state = states[replicas.index(there[replica % len(there)])]
+    return state, replica if replica >= len(there) else None
+
+
+def _branch_off(replica: int) -> None:
+    seed = stream_seed(draw_number(), replica)
     random.seed(seed)
     np.random.seed(seed % 2**32)  # noqa: NPY002
     torch.manual_seed(seed)

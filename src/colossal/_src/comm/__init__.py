@@ -23,6 +23,7 @@ from colossal._src.comm.ops import (
     scatter,
 )
 from colossal._src.comm.partition import Partition, PendingComm
+from colossal._src.comm.random_streams import RandomStreams, TokenStream, draw_number, stream_seed
 from colossal._src.comm.ring_exchange import Exchange, ring_all_gather, ring_reduce_scatter
 
 if TYPE_CHECKING:
@@ -50,12 +51,15 @@ __all__ = [
     "LostPeerGuard",
     "Partition",
     "PendingComm",
+    "RandomStreams",
+    "TokenStream",
     "active_counters",
     "all_reduce_fp8",
     "all_reduce_over",
     "all_to_all",
     "chunk_bounds",
     "count_collective",
+    "draw_number",
     "end_graphs_at_collectives",
     "end_graphs_in",
     "equal_on_all_ranks",
@@ -74,6 +78,7 @@ __all__ = [
     "ring_all_gather",
     "ring_reduce_scatter",
     "scatter",
+    "stream_seed",
     "summa_ab",
     "summa_abt",
     "summa_atb",

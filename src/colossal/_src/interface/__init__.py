@@ -14,7 +14,13 @@ from colossal._src.interface.boost_types import (
     reduce_in_each_pass,
 )
 from colossal._src.interface.full_spec import FullModelSpec, FullOptimizerSpec, Peers, full_spec_of
-from colossal._src.interface.model import ModelWrapper, has_adapters, unwrap_compiled, unwrap_model
+from colossal._src.interface.model import (
+    ModelWrapper,
+    has_adapters,
+    random_streams_of,
+    unwrap_compiled,
+    unwrap_model,
+)
 from colossal._src.interface.nonfinite_check import NonFiniteCheck
 from colossal._src.interface.optimizer import OptimizerWrapper
 from colossal._src.interface.optimizer_check import check_optimizer
@@ -75,6 +81,7 @@ __all__ = [
     "keywords_for",
     "lift_refusals",
     "model_without_adapters",
+    "random_streams_of",
     "rebind_param_groups",
     "reduce_in_each_pass",
     "refuse",

@@ -5,10 +5,12 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 from weakref import WeakKeyDictionary
 
+import torch
 from torch import distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from colossal._src.comm import RandomStreams
 from colossal._src.interface.adapter_names import is_peft_model, model_without_adapters
 from colossal._src.interface.clipping_check import allow_clipping, forbid_clipping, refuse_clipping
 from colossal._src.interface.full_spec import full_spec_of
@@ -42,6 +44,7 @@ class ModelWrapper(nn.Module):
         super().__init__()
         self.module = module
         self._forward_context = forward_context
+        self._streams: RandomStreams | None = None
         self._has_full_grads = True
         for own in _own_models(module):  # which may have been boosted before, with sharded gradients
             allow_clipping(own)
@@ -72,6 +75,18 @@ class ModelWrapper(nn.Module):
         Returns:
             What the wrapped module returns.
         """
+        streams = self._streams
+        if streams is None:
+            return self._run(*args, **kwargs)
+        if torch.compiler.is_compiling():  # which cannot end its graph inside of a context, but before and after it
+            began = streams.begin()
+            outputs = self._run(*args, **kwargs)
+            streams.end(*began)
+            return outputs
+        with streams():
+            return self._run(*args, **kwargs)
+
+    def _run(self, *args: Any, **kwargs: Any) -> Any:
         with self._forward_context():
             return self.module(*args, **kwargs)
 
@@ -91,6 +106,14 @@ class ModelWrapper(nn.Module):
             no_sync: Returns a context in which backward passes do not reduce gradients over ranks.
         """
         _NO_SYNC[self] = no_sync
+
+    def set_random_streams(self, streams: RandomStreams) -> None:
+        """Set what forward passes draw their random numbers from, such as those of dropout.
+
+        Args:
+            streams: Those of this rank's place in the mesh.
+        """
+        self._streams = streams
 
     def no_sync(self) -> AbstractContextManager[Any]:
         """Open a context in which gradients accumulate without being reduced over ranks, as `Booster.no_sync` does.
@@ -192,6 +215,12 @@ def unwrap_compiled(module: nn.Module) -> nn.Module:
     """Find the boosted model in what `torch.compile` made of it; a model compiled before it is boosted stays so."""
     compiled: Any = vars(module).get("_modules", {}).get("_orig_mod")
     return compiled if isinstance(compiled, ModelWrapper | DistributedDataParallel) else module
+
+
+def random_streams_of(module: nn.Module) -> RandomStreams | None:
+    """Find what a boosted model draws its random numbers from; None where that is torch's own generator."""
+    found = unwrap_compiled(module)
+    return found._streams if isinstance(found, ModelWrapper) else None  # noqa: SLF001 (of this file)
 
 
 def has_adapters(module: nn.Module) -> bool:

@@ -7,6 +7,8 @@ import torch
 from torch import nn
 
 from colossal._src import comm
+from colossal._src.cluster import Axis
+from colossal._src.comm import TokenStream
 from colossal._src.shardformer.sequence_attention import parallelize_attention
 from colossal._src.shardformer.sequence_tensor_parallel import shard_activations
 from colossal._src.shardformer.shard_config import SequenceParallelConfig
@@ -46,10 +48,14 @@ def shard_sequence(model: nn.Module, plan: ParallelPlan, sp_config: SequencePara
     joins = sp_config.is_over_tp or not keep_sharded or plan.stages.reshapes
     stop_caching(model)
     model.register_forward_pre_hook(_refuse_collected_outputs, with_kwargs=True)
+    joins_here = joins and bool(here) and here[-1] is layers[-1]
+    if here:
+        axis: Axis = "tp" if sp_config.is_over_tp else "sp"
+        _draw_by_tokens(model, here[0], here[-1] if joins_here else None, TokenStream(sp_config.sharding.mesh, axis))
     for layer in here:
         # Only the first layer of the model shards: to later stages of a pipeline hidden states come sharded.
         layer.register_forward_pre_hook(_ShardHiddenStates(sp_config, is_first=layer is layers[0]), with_kwargs=True)
-    if here and here[-1] is layers[-1] and joins:
+    if joins_here:
         here[-1].register_forward_hook(_GatherHiddenStates(sp_config))
     if joins and keep_sharded and not sp_config.is_over_tp:
         for pattern, style in plan.head_styles.items():
@@ -60,6 +66,13 @@ def shard_sequence(model: nn.Module, plan: ParallelPlan, sp_config: SequencePara
 def _refuse_collected_outputs(model: nn.Module, _args: Any, kwargs: Mapping[str, Any]) -> None:
     found = "Found a model whose layers have some of the tokens on each rank."
     refuse_collected_outputs(model, kwargs, found, "Use a plugin without sequence parallelism.")
+
+
+def _draw_by_tokens(model: nn.Module, first: nn.Module, last: nn.Module | None, stream: TokenStream) -> None:
+    """Let ranks draw dropout of their own between the layers that shard and gather tokens."""
+    first.register_forward_pre_hook(lambda layer, _: stream.enter() if layer.training else None)
+    for module in (model,) if last is None else (last, model):
+        module.register_forward_hook(lambda own, *_: stream.leave() if own.training else None, always_call=True)
 
 
 def _check_heads(model: nn.Module, plan: ParallelPlan, sp_config: SequenceParallelConfig) -> None:

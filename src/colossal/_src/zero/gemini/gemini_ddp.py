@@ -192,16 +192,7 @@ class GeminiDDP(ModelWrapper):
         elif self.force_outputs_fp32:
             self.register_forward_hook(lambda _module, _args, outputs: cast_floats(outputs, torch.float32))
 
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the model's forward pass.
-
-        Args:
-            *args: Positional inputs of the model, of the shapes that it takes.
-            **kwargs: Keyword inputs of the model.
-
-        Returns:
-            What the model returns.
-        """
+    def _run(self, *args: Any, **kwargs: Any) -> Any:
         with self.chunks.forward_pass():
             return unwrap_model(self)(*args, **kwargs)
 

@@ -40,6 +40,7 @@ from colossal._src.booster.plugin.hybrid.stage_sharding import (
 from colossal._src.booster.plugin.replica_sync import broadcast_buffers_before_forward, broadcast_initial_values
 from colossal._src.booster.plugin.wrap_units import find_units
 from colossal._src.cluster import ParallelMesh
+from colossal._src.comm import RandomStreams
 from colossal._src.interface import (
     Capabilities,
     ModelWrapper,
@@ -224,13 +225,18 @@ def connect(built: Assembly) -> tuple[ModelWrapper, Capabilities]:
 def _connect_pipeline(built: Assembly, zero_shards: ZeroShards | None) -> tuple[ModelWrapper, Capabilities]:
     options, stages, mesh = built.options, built.stages, built.mesh
     assert options.microbatching is not None
-    run = PipelineExecutor(stages, options.placement, mesh, options.style, options.microbatching, options.caches)
+    streams = RandomStreams(mesh)
+    run = PipelineExecutor(
+        stages, options.placement, mesh, options.style, options.microbatching, options.caches, forward_context=streams
+    )
     model = PipelinedModel(stages, run, built.full_spec.model_spec_of_stages(stages, mesh), built.full_spec.adapters)
+    wrapper = ModelWrapper(model)
+    wrapper.set_random_streams(streams)
     if zero_shards is not None:  # whose gradients are reduced when a step needs them, however many passes were before
-        return ModelWrapper(model), Capabilities(executor=HybridExecutor(run, zero_shards.no_sync, lambda: None))
+        return wrapper, Capabilities(executor=HybridExecutor(run, zero_shards.no_sync, lambda: None))
     replicas = GradientAverager(stages, built.replicas, options.ddp)
     executor = HybridExecutor(run, nullcontext, replicas.average)
-    return ModelWrapper(model), Capabilities(no_sync=replicas.no_sync, executor=executor)
+    return wrapper, Capabilities(no_sync=replicas.no_sync, executor=executor)
 
 
 def _connect_model(built: Assembly, zero_shards: ZeroShards | None) -> tuple[ModelWrapper, Capabilities]:

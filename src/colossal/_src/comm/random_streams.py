@@ -1,0 +1,156 @@
+"""The random numbers of a model: equal on ranks that hold the same activations, else different.
+
+Which ones a rank draws follows from its place in the mesh, not from its number or the seed that it happens to have.
+"""
+
+import hashlib
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from typing import Any, final
+
+import torch
+from torch import distributed as dist
+
+from colossal._src.cluster import AXES, Axis, ParallelMesh
+from colossal._src.comm.counter import uncounted
+from colossal._src.comm.group_reduce import all_reduce_over
+from colossal.accelerator import Accelerator
+
+_NUMBERS = 2**63 - 1
+_MOST_KNOWN = 4096
+_REPLICATED: tuple[Axis, ...] = ("sp", "tp")  # whose ranks hold the same activations, but for shards of them
+_SHARED_GENERATORS = ("threaded", "fake")  # backends whose ranks are in one process, as are its generators
+
+
+def stream_seed(*numbers: int) -> int:
+    """Make the seed of a stream from all that tells it from others."""
+    return int.from_bytes(hashlib.blake2b(repr(numbers).encode(), digest_size=8).digest()) % _NUMBERS
+
+
+def draw_number() -> int:
+    """Draw from torch's own generator what a stream begins with."""
+    return int(torch.randint(_NUMBERS, (), device="cpu"))
+
+
+@final
+class RandomStreams:
+    """Gives each forward pass of a model a stream of its own, and the program its generators back after it.
+
+    The program may seed ranks alike, apart, or some of them, and draw between passes. The stream of a pass follows from
+    the place on pp and dp, and from a number. Without pp, sp and tp the program's generator draws that number, so that
+    what seeds the program seeds the model. Ranks that share activations would have to draw equal ones: they
+    agree once, in the first pass, and count passes from then on. A pass that activation checkpointing repeats, with the
+    state of the program's generator, finds its number again.
+
+    Communication: in the first pass, all_reduce, sp and tp, 8 bytes; not counted.
+    """
+
+    def __init__(self, mesh: ParallelMesh, axes: Sequence[Axis] = AXES) -> None:
+        self._accelerator = mesh.accelerator
+        self.sizes, self.place = [mesh.size(axis) for axis in AXES], [mesh.rank(axis) for axis in AXES]
+        together = [axis for axis in axes if mesh.size(axis) > 1]  # whose ranks train one model
+        self._is_needed = bool(together) and dist.get_backend() not in _SHARED_GENERATORS
+        self._groups = [mesh.group(axis) for axis in together if axis in _REPLICATED]
+        self._is_pipeline = "pp" in together
+        self._own = [mesh.rank(axis) if axis in together else 0 for axis in ("pp", "dp")]
+        self._base: int | None = None
+        self._num_passes = 0
+        self._known: dict[int, int] = {}
+
+    def __reduce__(self) -> Any:
+        """Leave the streams out of copies and files of a model: they belong to the process groups of this job."""
+        return type(None), ()
+
+    @contextmanager
+    def __call__(self) -> Generator[None]:
+        """Open the context that a forward pass runs in."""
+        began = self.begin()
+        try:
+            yield
+        finally:
+            self.end(*began)
+
+    def begin(self) -> tuple[Sequence[torch.Tensor], Sequence[torch.Tensor]]:
+        """Set the generators to the stream of the next pass; return their states before that and after it."""
+        if not self._is_needed:
+            return (), ()
+        before = _states(self._accelerator)
+        number = self._number_of_pass(draw_number())
+        _seed(self._accelerator, stream_seed(number, *self._own))
+        return before, _states(self._accelerator)
+
+    def end(self, before: Sequence[torch.Tensor], began: Sequence[torch.Tensor]) -> None:
+        """Give the program its generators back."""
+        if not self._is_needed:
+            return
+        drew = not all(map(torch.equal, began, _states(self._accelerator)))
+        _restore(self._accelerator, before)
+        # As in one process, a pass that draws moves the program's generator. Stages of a pipeline, of which not all
+        # draw, leave it alone: their ranks must still draw the same data.
+        if drew and not self._is_pipeline:
+            draw_number()
+
+    def _number_of_pass(self, drawn: int) -> int:
+        if not self._groups and not self._is_pipeline:
+            return drawn
+        if self._base is None:
+            with uncounted():
+                agreed = all_reduce_over(torch.tensor(drawn, device="cpu"), self._groups, "max")
+            self._base = int(agreed)
+        self._num_passes += 1
+        number = self._num_passes
+        if not self._is_pipeline:
+            number = self._known.setdefault(drawn, number)
+            if len(self._known) > _MOST_KNOWN:
+                del self._known[next(iter(self._known))]
+        return stream_seed(self._base, number)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return where the streams are, and whose they are."""
+        return {"sizes": self.sizes, "place": self.place, "base": self._base, "passes": self._num_passes}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from what a rank of any mesh saved, the same one on all ranks that share activations."""
+        self._base, self._num_passes = state.get("base"), state.get("passes", 0)
+        self._known.clear()
+
+
+@final
+class TokenStream:
+    """Lets ranks that hold different tokens of the same samples draw different numbers, until they hold all again."""
+
+    def __init__(self, mesh: ParallelMesh, axis: Axis) -> None:
+        self._accelerator, self._rank = mesh.accelerator, mesh.rank(axis)
+        self._is_needed = mesh.size(axis) > 1 and dist.get_backend() not in _SHARED_GENERATORS
+        self._replicated: Sequence[torch.Tensor] | None = None
+
+    def enter(self) -> None:
+        """Begin where tokens are sharded; a pass that is repeated begins with the same stream again."""
+        if self._is_needed:
+            number = draw_number()
+            self._replicated = _states(self._accelerator)
+            _seed(self._accelerator, stream_seed(number, self._rank))
+
+    def leave(self) -> None:
+        """Go on with the stream of the ranks that hold the same activations."""
+        if self._replicated is not None:
+            _restore(self._accelerator, self._replicated)
+            self._replicated = None
+
+
+def _states(accelerator: Accelerator) -> Sequence[torch.Tensor]:
+    of_device = accelerator.get_rng_state()
+    return [torch.get_rng_state(), *([] if of_device is None else [of_device])]
+
+
+def _restore(accelerator: Accelerator, states: Sequence[torch.Tensor]) -> None:
+    torch.set_rng_state(states[0])
+    for of_device in states[1:]:
+        accelerator.set_rng_state(of_device)
+
+
+def _seed(accelerator: Accelerator, seed: int) -> None:
+    # Not torch.manual_seed, which seeds all devices, of which only this one is restored.
+    torch.default_generator.manual_seed(seed)
+    if not accelerator.is_cpu:
+        torch.get_device_module(accelerator.name).manual_seed(seed)
