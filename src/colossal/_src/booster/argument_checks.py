@@ -1,17 +1,19 @@
 """Mistakes that are found before anything is wrapped."""
 
+from functools import cache
 from typing import Any
 
 from torch import nn
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SequentialSampler
 
 from colossal._src.booster.mixed_precision import MixedPrecision
-from colossal._src.booster.plugin.base import Plugin
+from colossal._src.booster.plugin.base import HALF, Plugin
 from colossal._src.booster.plugin.single_process import SingleProcessPlugin
 from colossal._src.cluster import AXES, ParallelMesh
 from colossal._src.interface import ModelWrapper, OptimizerWrapper, Parts, unwrap_compiled
 from colossal._src.tensor import operators_mesh
 from colossal.errors import ConfigError, UnsupportedError
+from colossal.logging import get_dist_logger
 
 
 def check_plugin(plugin: Plugin | None) -> Plugin | None:
@@ -107,3 +109,21 @@ def _check_distributed_parameters(model: nn.Module, mesh: ParallelMesh) -> None:
             f"A model is distributed over the mesh that its plugin uses. Found parameters on {own}, and {mesh} in "
             "force. Make the plugin and call boost inside of that mesh: with parameter.process_group.mesh: ..."
         )
+
+
+def warn_of_lost_updates(optimizer: OptimizerWrapper, plugin: Plugin) -> None:
+    """Say once that an optimizer updates 16-bit parameters without master weights."""
+    found = {each.dtype for each in optimizer.parameters if each.requires_grad and each.dtype in HALF}
+    if found and optimizer.masters is None:
+        own = f"{type(plugin).__name__}(precision='bf16')"
+        option = own if plugin.has_own_precision else "Booster(mixed_precision='bf16')"
+        _warn_of_lost_updates(str(found.pop()).removeprefix("torch."), option)
+
+
+@cache
+def _warn_of_lost_updates(dtype: str, option: str) -> None:
+    get_dist_logger().warning(
+        f"Small updates of weights are rounded away in 16 bits. Found an optimizer of {dtype} parameters, of which "
+        f"nothing keeps a float32 copy. Pass {option} to train with one, or load the model with dtype=torch.float32.",
+        ranks=[0],
+    )

@@ -20,6 +20,7 @@ from colossal._src.booster.argument_checks import (
     check_plugin,
     check_precision,
     check_supported,
+    warn_of_lost_updates,
 )
 from colossal._src.booster.checkpoint_mixin import CheckpointMixin
 from colossal._src.booster.lora_mixin import LoraMixin
@@ -207,6 +208,7 @@ class Booster(CheckpointMixin, LoraMixin):
             check_agreement(parts, self.plugin, self.mixed_precision, mesh, axes)
         boosted = self.plugin.configure(parts, self._accelerator.get_current_device(), self.mixed_precision)
         if boosted.optimizer is not None:
+            warn_of_lost_updates(boosted.optimizer, self.plugin)
             self._guard(boosted.model, boosted.optimizer, mesh, axes)
         capabilities = boosted.capabilities
         boosted.model.set_no_sync(capabilities.no_sync)

@@ -17,6 +17,8 @@ class MixedPrecision(ABC):
         name: The name of the precision for `Booster` and plugins, such as ``"fp16"``.
         accumulates_locally: Whether gradients of several backward passes may be added up before they are reduced over
             ranks.
+        updates_float32: Whether what the optimizer updates is cast to float32 first, since the precision keeps no
+            master weights.
 
     Example:
         >>> from colossal.booster.mixed_precision import MixedPrecision
@@ -32,6 +34,7 @@ class MixedPrecision(ABC):
 
     name: ClassVar[str]
     accumulates_locally: ClassVar[bool] = True
+    updates_float32: ClassVar[bool] = False
 
     def convert(self, model: nn.Module) -> None:  # noqa: B027 (most precisions leave the model as it is)
         """Change the model itself, in place and under the same names, before a plugin shards or wraps it.
@@ -65,6 +68,7 @@ class AutocastMixedPrecision(MixedPrecision):
         dtype: The half precision.
     """
 
+    updates_float32 = True
     dtype: ClassVar[torch.dtype]
 
     def make_scaler(self, device_type: str) -> LossScaler:  # noqa: ARG002 (for those that scale)

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from colossal._src.booster.lora import Lora
 
 
+HALF = (torch.float16, torch.bfloat16)
+
+
 class Plugin(ABC):
     """A kind of parallelism: chooses how `Booster.boost` wraps a model and its optimizer.
 
@@ -182,6 +185,8 @@ def wrap_parts(
     model = parts.model if shard is not None else materialize(parts.model)
     if precision is not None:
         precision.convert(model)
+        if precision.updates_float32 and parts.optimizer is not None:
+            _cast_to_float32(parts.optimizer)
     if shard is None:
         move_module(model, device)
     else:
@@ -192,3 +197,11 @@ def wrap_parts(
     if precision is not None:
         configured = precision.configure(model, optimizer, parts.criterion)
     return Boosted(*configured, parts.dataloader, parts.lr_scheduler)
+
+
+def _cast_to_float32(optimizer: Optimizer) -> None:
+    """Cast what an optimizer updates, such as a model that was loaded in bfloat16: small updates would be lost."""
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            if parameter.dtype in HALF:
+                parameter.data = parameter.data.float()
