@@ -1,6 +1,6 @@
 # pyright: reportArgumentType=false, reportAttributeAccessIssue=false
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -85,6 +85,71 @@ def test_workers_and_ranks_draw_different_random_numbers() -> None:
     assert (rolls[0] != rolls[1]).all()
 
 
+class Integers(Rolls):
+    """What the generators of a worker draw, as the 32 bits that they have in common."""
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        drawn = [random.getrandbits(32), np.random.randint(1 << 32), torch.randint(1 << 32, ()).item()]  # noqa: NPY002
+        return torch.tensor(drawn)
+
+
+def test_generators_of_a_worker_draw_different_numbers() -> None:
+    with fake_world(2):
+        drawn = torch.cat(list(TorchDDPPlugin().prepare_dataloader(Integers(), 1, num_workers=1)))
+    assert len(drawn.unique()) == drawn.numel()
+
+
+def read_on_two_ranks(read: Callable[[Any, int, Any], list[Any]], **options: Any) -> list[list[list[int]]]:
+    """Let a program read on each of two ranks; return what both read in each epoch."""
+    ranks = []
+    for rank in range(2):
+        with fake_world(2, rank=rank):
+            loader = TorchDDPPlugin().prepare_dataloader(torch.arange(24), 4, shuffle=True, **options)
+            optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.1)
+            ranks.append(read(loader, rank, optimizer))
+    return [sorted(first + second) for first, second in zip(*ranks, strict=True)]
+
+
+def peek_before(loader: Any, rank: int, optimizer: Any) -> list[Any]:
+    if rank == 0:
+        next(iter(loader))
+    epochs = []
+    for _ in range(2):
+        epochs.append([each for batch in loader for each in (optimizer.step(), batch.tolist())[1]])
+        if rank == 0:
+            next(iter(loader))
+            next(iter(loader))
+    return epochs
+
+
+def peek_within(loader: Any, rank: int, optimizer: Any) -> list[Any]:
+    epochs: list[Any] = []
+    for _ in range(2):
+        epochs.append([])
+        for batch in loader:
+            epochs[-1] += batch.tolist()
+            optimizer.step()
+            if rank == 0 and len(epochs[-1]) == 8:
+                next(iter(loader))
+    return epochs
+
+
+@pytest.mark.parametrize("options", [{}, {"num_workers": 1}, {"num_workers": 1, "persistent_workers": True}])
+@pytest.mark.parametrize("read", [peek_before, peek_within])
+def test_what_one_rank_looks_at_does_not_shift_later_epochs(read, options) -> None:
+    if options.get("persistent_workers") and read is peek_within:
+        pytest.skip("torch: an iterator of persistent workers ends with the next one")
+    assert read_on_two_ranks(read, **options) == [list(range(24))] * 2
+
+
+def test_epochs_that_are_left_early_have_new_orders() -> None:
+    with fake_world(2):
+        loader = TorchDDPPlugin().prepare_dataloader(torch.arange(24), 4, shuffle=True)
+        optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.1)
+        firsts = [(next(iter(loader)).tolist(), optimizer.step())[0] for _ in range(3)]
+    assert len({tuple(each) for each in firsts}) == 3
+
+
 class Stream(IterableDataset):
     """Has no length."""
 
@@ -97,6 +162,8 @@ class Stream(IterableDataset):
     [
         (range(4), 0, {}, ConfigError, "Found batch_size=0"),
         (range(4), 2, {"sampler": None}, ConfigError, "Found sampler"),
+        (range(4), 2, {"generator": torch.Generator()}, ConfigError, "Pass seed=generator.initial_seed"),
+        (range(0), 2, {}, ConfigError, "Found an empty range"),
         (Stream(), 2, {}, UnsupportedError, "Found Stream, an IterableDataset"),
     ],
 )

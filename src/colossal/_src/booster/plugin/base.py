@@ -113,8 +113,9 @@ class Plugin(ABC):
         """Make a data loader that gives each data-parallel rank its own shard of the dataset.
 
         Batch k of all ranks together holds the same samples for any number of ranks, as long as the product of
-        ranks and `batch_size` stays the same. Each new iterator is a new epoch with a new order. `Booster.save` and
-        `Booster.load` take the loader and keep its position, as a number of samples of all ranks together.
+        ranks and `batch_size` stays the same. Each new iterator is a new epoch with a new order, unless the last one
+        was left before any optimizer made a step: then it begins again. `Booster.save` and `Booster.load` take the
+        loader and keep its position, as a number of samples of all ranks together.
 
         Args:
             dataset: A dataset with a length.
@@ -131,7 +132,7 @@ class Plugin(ABC):
             The loader of this rank's batches.
 
         Raises:
-            ConfigError: `batch_size` is below 1, or `kwargs` names a sampler.
+            ConfigError: `batch_size` is below 1, the dataset is empty, or `kwargs` names a sampler or a generator.
             UnsupportedError: The dataset is iterable and so has no order to divide.
         """
         check_loader(dataset, batch_size, kwargs)

@@ -2,14 +2,28 @@
 
 import random
 from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
 from itertools import cycle, islice
 from typing import Any, cast, final
 
 import numpy as np
 import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset
 
+from colossal._src.comm import stream_seed
 from colossal.errors import ConfigError, UnsupportedError
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class _Begun:
+    """An epoch of which an iterator was opened."""
+
+    epoch: int
+    start: int
+    num_steps: int  # that optimizers had made then
 
 
 @final
@@ -17,12 +31,38 @@ class EpochSampler(DistributedSampler[Any]):
     """Splits a dataset across the data-parallel ranks, in a new order for each epoch.
 
     Each new iterator begins the next epoch, so that `set_epoch` is not needed; a program that resumes calls it
-    once. All arguments are those of `torch.utils.data.DistributedSampler`: where the ranks do not divide the
-    dataset, the first samples are repeated, or with ``drop_last=True`` the last ones left out.
+    once. An iterator that was left before anything was trained does not count: a rank that alone looks at a batch
+    would read other samples than the others from then on. All arguments are those of
+    `torch.utils.data.DistributedSampler`: where the ranks do not divide the dataset, the first samples are repeated,
+    or with ``drop_last=True`` the last ones left out.
     """
 
     start = 0
     """How many samples the next epoch leaves out, because all ranks together have read them before."""
+
+    _begun: "_Begun | None" = None
+
+    def set_epoch(self, epoch: int) -> None:
+        """Let the next iterator be of this epoch."""
+        super().set_epoch(epoch)
+        self._begun = None
+
+    def begin(self) -> "_Begun":
+        """Choose the epoch of a new iterator: that of the last one, if that was only looked at."""
+        last, num_steps = self._begun, num_optimizer_steps()
+        if last is not None and last.num_steps == num_steps:
+            self.epoch, self.start = last.epoch, last.start
+        self._begun = _Begun(self.epoch, self.start, num_steps)
+        return self._begun
+
+    def go_on(self, begun: "_Begun") -> None:
+        """Let the epoch after that of an iterator come next, whatever was opened since its last batch."""
+        if self._begun not in (None, begun):
+            self.epoch, self.start, self._begun = begun.epoch + 1, 0, begun
+
+    def finish(self) -> None:
+        """Let the next iterator be of the next epoch: all samples of this one were read."""
+        self._begun = None
 
     def __iter__(self) -> Iterator[int]:
         """Return the indices of this rank's samples in the current epoch, and go on to the next."""
@@ -37,7 +77,7 @@ class EpochSampler(DistributedSampler[Any]):
             left = left[:-surplus]
         elif surplus:
             left += islice(cycle(order), self.num_replicas - surplus)
-        self.set_epoch(self.epoch + 1)
+        self.epoch += 1
         self.start = 0
         return iter(left[self.rank :: self.num_replicas])
 
@@ -61,11 +101,14 @@ class ResumableLoader(DataLoader[Any]):
     def __iter__(self) -> Any:
         """Go through the rest of the current epoch; a batch counts as read when the program gets it."""
         sampler = cast("EpochSampler", self.sampler)
-        epoch, samples = self._position = sampler.epoch, sampler.start
+        begun = sampler.begin()
+        epoch, samples = self._position = begun.epoch, begun.start
         for batch in super().__iter__():
             samples += self._batch_of_all_ranks
             self._position = epoch, samples
             yield batch
+            sampler.go_on(begun)
+        sampler.finish()
         self._position = epoch + 1, 0
 
     @property
@@ -98,6 +141,11 @@ def check_loader(dataset: Dataset[Any], batch_size: int, kwargs: dict[str, Any])
     """Reject what has no order to divide, and a second sampler."""
     if batch_size < 1:
         raise ConfigError(f"A batch has at least 1 sample on each rank. Found batch_size={batch_size}. Pass 1 or more.")
+    if "generator" in kwargs:
+        raise ConfigError(
+            "The order of samples and the random numbers of workers follow from seed, the same on all ranks. Found "
+            "generator. Pass seed=generator.initial_seed() instead."
+        )
     if clash := {"sampler", "batch_sampler"} & kwargs.keys():
         raise ConfigError(
             f"prepare_dataloader makes the sampler that shards the dataset. Found {', '.join(clash)}. "
@@ -107,6 +155,11 @@ def check_loader(dataset: Dataset[Any], batch_size: int, kwargs: dict[str, Any])
         raise UnsupportedError(
             f"prepare_dataloader shards a dataset by index. Found {type(dataset).__name__}, an IterableDataset. "
             "Shard it by rank in its __iter__, and build a torch DataLoader."
+        )
+    if len(cast("Any", dataset)) == 0:
+        raise ConfigError(
+            f"A dataset that is sharded has at least 1 sample. Found an empty {type(dataset).__name__}. Check the path "
+            "and the filters that it was made with."
         )
 
 
@@ -121,7 +174,34 @@ def check_resumable(dataloader: DataLoader[Any] | None) -> None:
 
 
 def seed_worker(_worker: int) -> None:
-    """Give NumPy and `random` in a worker the seed that torch drew for it; otherwise all workers draw the same."""
+    """Seed NumPy and `random` in a worker by what torch drew for it, so that no two generators draw the same."""
     seed = torch.initial_seed()
-    random.seed(seed)
-    np.random.seed(seed % 2**32)  # noqa: NPY002 (transforms draw from the legacy generator)
+    random.seed(stream_seed(seed, 1))
+    np.random.seed(stream_seed(seed, 2) % 2**32)  # noqa: NPY002 (transforms draw from the legacy generator)
+
+
+def num_optimizer_steps() -> int:
+    """Count the steps of all optimizers since the first call, which all ranks that train together have made."""
+    return len(_steps())
+
+
+@cache
+def _steps() -> "_Counter":
+    counter = _Counter()
+    register_optimizer_step_post_hook(counter)
+    return counter
+
+
+@final
+class _Counter:
+    """Counts its calls."""
+
+    _number = 0
+
+    def __call__(self, *_args: Any) -> None:
+        """Count."""
+        self._number += 1
+
+    def __len__(self) -> int:
+        """Return how often it was called."""
+        return self._number
