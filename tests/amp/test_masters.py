@@ -9,7 +9,7 @@ from torch import nn
 
 from colossal._src.amp import MasterWeights, NoScaler
 from colossal._src.amp.half_precision import cast_floats, cast_model, castable_parameters
-from colossal.errors import UnsupportedError
+from colossal.errors import ConfigError
 from colossal.interface import OptimizerWrapper
 
 SMALL = 2.0**-13
@@ -155,7 +155,9 @@ def test_clipped_gradients_stay_clipped_until_the_step() -> None:
     optimizer.unscale_grad()
     for master, other in zip(optimizer.parameters, twin.parameters(), strict=True):
         torch.testing.assert_close(master.grad, other.grad.clamp(-0.1, 0.1), rtol=2e-3, atol=2e-4)
-    assert all(parameter.grad is None for parameter in model.parameters())
+    for parameter in model.parameters():
+        with pytest.raises(ConfigError, match=r"Found a read of \.grad"):
+            _ = parameter.grad
     before = [master.detach().clone() for master in optimizer.parameters]
     grads = [master.grad.clone() for master in optimizer.parameters]
     optimizer.step()
@@ -166,10 +168,19 @@ def test_clipped_gradients_stay_clipped_until_the_step() -> None:
     assert all(master.grad is None for master in optimizer.parameters)
 
 
-def test_a_closure_is_refused() -> None:
-    _, optimizer = wrapped()
-    with pytest.raises(UnsupportedError, match="A step on float32 master weights"):
-        optimizer.step(lambda: 0.0)
+def test_a_closure_computes_the_gradients_of_a_step() -> None:
+    found = []
+    for by_closure in (True, False):
+        model, optimizer = wrapped()
+
+        def closure(model: nn.Module = model, optimizer: OptimizerWrapper = optimizer) -> torch.Tensor:
+            loss = (model(torch.arange(8.0).view(2, 4).half() / 8) ** 2).sum()
+            optimizer.backward(loss)
+            return loss
+
+        optimizer.step(closure) if by_closure else (closure(), optimizer.step())
+        found.append([*model.parameters(), *optimizer.parameters])
+    assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
 
 
 # ------------------------------------------------------------------------------------------ casting

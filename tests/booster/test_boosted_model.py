@@ -129,10 +129,10 @@ def test_copies_and_models_that_are_boosted_again_may_be_clipped() -> None:
 
 
 def test_the_check_does_not_keep_a_model_alive() -> None:
-    from colossal._src.interface.clipping_check import forbid_clipping
+    from colossal._src.interface.guarded_params import guard_parameters
 
     model = nn.Linear(2, 2)
-    forbid_clipping(model)
+    guard_parameters(model.parameters(), None, has_full_grads=False)
     gc.disable()
     try:
         ref = weakref.ref(model)

@@ -1,6 +1,5 @@
 """What `colossal estimate` prints is what ranks hold: real tensors of a small Llama on two processes."""
 
-import gc
 import json
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,7 @@ from colossal.booster.plugin import (
     TorchFSDPPlugin,
 )
 from colossal.comm import CommCounter
-from colossal.testing import run_processes
+from colossal.testing import find_storages, run_processes
 
 pytestmark = pytest.mark.slow
 
@@ -46,16 +45,6 @@ CASES: dict[str, tuple[list[str], Any]] = {
 }
 
 
-def storages_alive() -> dict[int, torch.UntypedStorage]:
-    """Every storage that a tensor of this process has, by its address."""
-    tensors = [each for each in gc.get_objects() if issubclass(type(each), torch.Tensor)]
-    tensors += [each.grad for each in tensors if each.is_leaf and each.grad is not None]
-    tensors = [getattr(each, "_local_tensor", each) for each in tensors]
-    plain = [each for each in tensors if type(each) in (torch.Tensor, torch.nn.Parameter) and not each.is_meta]
-    found = [each.untyped_storage() for each in plain]
-    return {storage.data_ptr(): storage for storage in found if storage.nbytes()}
-
-
 def measure_all() -> dict[str, tuple[int, dict[str, int]]]:
     return {name: measure(make()) for name, (_, make) in CASES.items()}
 
@@ -63,7 +52,7 @@ def measure_all() -> dict[str, tuple[int, dict[str, int]]]:
 def measure(plugin: Plugin) -> tuple[int, dict[str, int]]:
     """Train two steps; return what is held when gradients and states are there, and what the second step sent."""
     ids = torch.randint(0, 1024, (2, LENGTH))
-    before = storages_alive()
+    before = find_storages()
     booster = Booster(plugin=plugin)
     model: Any = LlamaForCausalLM(CONFIG)
     criterion: Any
@@ -74,7 +63,7 @@ def measure(plugin: Plugin) -> tuple[int, dict[str, int]]:
     for _ in range(2):
         with CommCounter() as counter:
             booster.execute_pipeline(iter([{"input_ids": ids, "labels": ids}]), model, criterion, optimizer)
-            now = storages_alive()
+            now = find_storages()
             held = sum(each.nbytes() for address, each in now.items() if address not in before)
             optimizer.step()
         optimizer.zero_grad()

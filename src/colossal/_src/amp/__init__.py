@@ -2,6 +2,7 @@
 
 from colossal._src.amp.apex_scaler import ApexScaler
 from colossal._src.amp.autocast import Autocast
+from colossal._src.amp.data_aliases import DataAliases
 from colossal._src.amp.dynamic_scaler import DynamicScaler, ScalerConfig
 from colossal._src.amp.fp8_linear import SIZE_MULTIPLE, FP8Linear, has_float8, has_fp8_sizes
 from colossal._src.amp.half_precision import cast_floats, cast_inputs_and_outputs, cast_model, castable_parameters
@@ -14,6 +15,7 @@ __all__ = [
     "ApexScaler",
     "Autocast",
     "ConstantGradScaler",
+    "DataAliases",
     "DynamicGradScaler",
     "DynamicScaler",
     "FP8Linear",

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from colossal._src.amp.data_aliases import DataAliases
 from colossal._src.tensor import copy_placement
 from colossal.logging import get_dist_logger
 
@@ -21,6 +22,7 @@ class MasterParams(ABC):
 
     Attributes:
         pairs: The working parameter of each master weight.
+        aliases: The working parameters that a program may write by ``parameter.data``.
 
     Example:
         >>> import torch
@@ -34,6 +36,7 @@ class MasterParams(ABC):
     """
 
     pairs: dict[nn.Parameter, nn.Parameter]
+    aliases: DataAliases
 
     def backward_pass(self) -> AbstractContextManager[Any]:
         """Open the context in which gradients of the working parameters are computed.
@@ -67,6 +70,14 @@ class MasterParams(ABC):
         """Copy the values of the working parameters into the master weights."""
 
     @abstractmethod
+    def holds_grad(self, working: nn.Parameter) -> bool:
+        """Return whether a gradient of a working parameter has moved here.
+
+        Args:
+            working: A parameter of the model.
+        """
+
+    @abstractmethod
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Discard the gradients of the working parameters.
 
@@ -94,6 +105,7 @@ class MasterWeights(MasterParams):
         log_zeros: bool = False,
     ) -> None:
         self.pairs: dict[nn.Parameter, nn.Parameter] = {}
+        self.aliases = DataAliases()
         self._optimizer = optimizer
         self._dtype = dtype
         self._log_zeros = log_zeros
@@ -154,7 +166,7 @@ class MasterWeights(MasterParams):
         """Copy the values of the working parameters into the master weights; elsewhere ``update_master_params``.
 
         An element of a master whose rounded value is the working one already is kept: it is more exact. Only values
-        that were written past the counter of changes that torch keeps, by ``parameter.data``, need this call.
+        that were written past the counter of changes that torch keeps, such as by NumPy, need this call.
         """
         self._refresh(list(self.pairs))
 
@@ -166,8 +178,17 @@ class MasterWeights(MasterParams):
             elif working.grad is not None:
                 working.grad.detach_().zero_()
 
+    def holds_grad(self, working: nn.Parameter) -> bool:
+        """Return whether the gradient of a working parameter has moved to its master weight."""
+        return any(each is working and master.grad is not None for master, each in self.pairs.items())
+
     def _modified_masters(self) -> list[nn.Parameter]:
-        return [master for master, working in self.pairs.items() if _version_of(working) != self._versions[master]]
+        written = self.aliases.take()
+        return [
+            master
+            for master, working in self.pairs.items()
+            if _version_of(working) != self._versions[master] or working in written
+        ]
 
     @torch.no_grad()
     def _refresh(self, masters: list[nn.Parameter]) -> None:

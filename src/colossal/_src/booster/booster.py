@@ -39,6 +39,7 @@ from colossal._src.interface import (
     OptimizerWrapper,
     Parts,
     is_peft_model,
+    lift_guards,
     random_streams_of,
     unwrap_compiled,
 )
@@ -199,6 +200,7 @@ class Booster(CheckpointMixin, LoraMixin):
 
             drop_frozen_params(parts)
         check_parts(parts)
+        lift_guards(model.parameters())  # of an earlier boost
         mesh, axes = self.plugin.mesh_and_axes_to_compare()
         if mesh is not None:
             from colossal._src.booster.cross_rank_check import check_agreement
@@ -229,10 +231,9 @@ class Booster(CheckpointMixin, LoraMixin):
         self, model: ModelWrapper, optimizer: OptimizerWrapper, mesh: ParallelMesh | None, axes: Sequence[Axis]
     ) -> None:
         """Set up clipping in an optimizer, and reject what would train silently wrong."""
+        model.set_optimizer(optimizer)
         if self._max_norm > 0:
             optimizer.set_max_norm(self._max_norm, self._norm_type)
-        if not optimizer.has_full_grads:
-            model.forbid_torch_clipping()
         if self._refuse_nonfinite:
             groups = [] if mesh is None else [mesh.group(axis) for axis in axes if mesh.size(axis) > 1]
             optimizer.refuse_nonfinite(NonFiniteCheck(groups, self._accelerator.get_current_device()))

@@ -14,6 +14,7 @@ from colossal._src.interface.boost_types import (
     reduce_in_each_pass,
 )
 from colossal._src.interface.full_spec import FullModelSpec, FullOptimizerSpec, Peers, full_spec_of
+from colossal._src.interface.guarded_params import ClippedByOptimizer, WorkingParameter, lift_guards
 from colossal._src.interface.model import (
     ModelWrapper,
     has_adapters,
@@ -56,6 +57,7 @@ __all__ = [
     "BoostResult",
     "Boosted",
     "Capabilities",
+    "ClippedByOptimizer",
     "Clipping",
     "Criterion",
     "Executor",
@@ -68,6 +70,7 @@ __all__ = [
     "Parts",
     "Peers",
     "TokenWeighting",
+    "WorkingParameter",
     "active_adapter",
     "check_dense_gradients",
     "check_equal_rounding",
@@ -79,6 +82,7 @@ __all__ = [
     "has_adapters",
     "is_peft_model",
     "keywords_for",
+    "lift_guards",
     "lift_refusals",
     "model_without_adapters",
     "random_streams_of",

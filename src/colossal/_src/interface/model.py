@@ -1,9 +1,9 @@
 """The boosted model."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
-from weakref import WeakKeyDictionary
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary, ref
 
 import torch
 from torch import distributed as dist
@@ -12,15 +12,18 @@ from torch.nn.parallel import DistributedDataParallel
 
 from colossal._src.comm import RandomStreams
 from colossal._src.interface.adapter_names import is_peft_model, model_without_adapters
-from colossal._src.interface.clipping_check import allow_clipping, forbid_clipping, refuse_clipping
 from colossal._src.interface.full_spec import full_spec_of
 from colossal._src.interface.refusal import refusal_of
 from colossal.errors import ConfigError
+
+if TYPE_CHECKING:
+    from colossal._src.interface.optimizer import OptimizerWrapper
 
 _KEEP_PEFT = "unwrap_peft=False"
 
 # apart from the models, whose copies and files would otherwise contain the optimizer that reduces gradients
 _NO_SYNC: "WeakKeyDictionary[nn.Module, Callable[[], AbstractContextManager[Any]]]" = WeakKeyDictionary()
+_OPTIMIZERS: "WeakKeyDictionary[nn.Module, ref[OptimizerWrapper]]" = WeakKeyDictionary()
 
 
 class ModelWrapper(nn.Module):
@@ -45,9 +48,6 @@ class ModelWrapper(nn.Module):
         self.module = module
         self._forward_context = forward_context
         self._streams: RandomStreams | None = None
-        self._has_full_grads = True
-        for own in _own_models(module):  # which may have been boosted before, with sharded gradients
-            allow_clipping(own)
         from colossal._src.interface.full_state_dict import refuse_partial_export
 
         refuse_partial_export(unwrap_model(module), self)
@@ -90,15 +90,6 @@ class ModelWrapper(nn.Module):
         with self._forward_context():
             return self.module(*args, **kwargs)
 
-    def forbid_torch_clipping(self) -> None:
-        """Reject torch's clipping functions, which would see only a shard of the gradients, unlike the optimizer's.
-
-        They are rejected for the parameters of this model and of the user's own one, which `unwrap` returns.
-        """
-        self._has_full_grads = False
-        for own in _own_models(self.module):
-            forbid_clipping(own)
-
     def set_no_sync(self, no_sync: Callable[[], AbstractContextManager[Any]]) -> None:
         """Set what `no_sync` opens.
 
@@ -131,26 +122,29 @@ class ModelWrapper(nn.Module):
             )
         return _NO_SYNC[self]()
 
-    def named_parameters(
-        self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
-    ) -> Iterator[tuple[str, nn.Parameter]]:
-        """Go through the parameters, as `torch.nn.Module.named_parameters` and `parameters` do.
+    def set_optimizer(self, optimizer: "OptimizerWrapper") -> None:
+        """Set which optimizer holds gradients of this model that are not in its parameters.
 
         Args:
-            prefix: What names begin with.
-            recurse: Those of submodules too.
-            remove_duplicate: Name each parameter once.
-
-        Yields:
-            Names and parameters.
-
-        Raises:
-            ConfigError: `torch.nn.utils.clip_grad_norm_` or `torch.nn.utils.clip_grad_value_` calls, and the gradients
-                are not in the parameters, or some are on other ranks.
+            optimizer: The boosted optimizer of the model.
         """
-        if not self._has_full_grads:
-            refuse_clipping()
-        yield from super().named_parameters(prefix, recurse, remove_duplicate)
+        _OPTIMIZERS[self] = ref(optimizer)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Discard the gradients of all parameters, in the model and where the boosted optimizer holds them.
+
+        Args:
+            set_to_none: Free them rather than fill them with zeros.
+        """
+        optimizer = _OPTIMIZERS[self]() if self in _OPTIMIZERS else None
+        if optimizer is not None:
+            optimizer.zero_grad(set_to_none)
+        # not torch's method: a parameter refuses its question where the optimizer holds the gradient, which is 0 by now
+        for grad, parameter in ((each.grad, each) for each in self.parameters() if each.grad is not None):
+            if set_to_none:
+                parameter.grad = None
+            else:
+                (grad.requires_grad_(False) if grad.grad_fn is None else grad.detach_()).zero_()
 
     def state_dict(self, *args: Any, only_rank_0: bool | None = None, **kwargs: Any) -> Any:
         """Return the state of this module; or the full state of the user's own model, whatever ranks shard.
@@ -228,14 +222,6 @@ def has_adapters(module: nn.Module) -> bool:
     own = unwrap_model(module)
     full_spec = full_spec_of(own)
     return is_peft_model(own) if full_spec is None else full_spec.adapter_names is not None
-
-
-def _own_models(module: nn.Module) -> dict[nn.Module, None]:
-    """Find all of which a user may ask the parameters: the model, its stages, and what adapters are in."""
-    own = unwrap_model(module)
-    full_spec = full_spec_of(own)
-    roots = [own, *(() if full_spec is None else full_spec.roots)]
-    return dict.fromkeys(each for root in roots for each in (root, model_without_adapters(root)))
 
 
 def _attribute_hint(module: nn.Module | None, name: str) -> str:

@@ -1,15 +1,17 @@
 """The boosted optimizer."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from itertools import count
 from typing import Any
 
 import torch
 
 from colossal._src.amp import LossScaler, MasterParams, NoScaler
+from colossal._src.interface.clipping_mixin import ClippingMixin
 from colossal._src.interface.full_spec import FullOptimizerSpec, Peers
-from colossal._src.interface.gradients import clamp, scale, total_norm
+from colossal._src.interface.guarded_params import guard_parameters, plain_parameters
 from colossal._src.interface.local_state import check_optimizer_state, mark_optimizer_state
 from colossal._src.interface.nonfinite_check import NonFiniteCheck
 from colossal._src.interface.optimizer_check import check_optimizer
@@ -19,7 +21,7 @@ from colossal.errors import ConfigError, UnsupportedError
 _WIDE = torch.float32.itemsize
 
 
-class OptimizerWrapper:
+class OptimizerWrapper(ClippingMixin):
     """Decides when gradients become an update: backward, clip, step, zero_grad.
 
     Gradients that the caller sees through the clip methods and `get_grad_norm` are unscaled.
@@ -73,17 +75,11 @@ class OptimizerWrapper:
         self._max_norm, self._norm_type, self._peers = max_norm, norm_type, peers
         self._name_masters(masters.pairs if masters else {})
         self._zero_grad_hooks: list[Callable[[], None]] = []
+        self._backward_hooks: list[Callable[[torch.Tensor], None]] = []
+        self._reduced: frozenset[torch.Tensor] | None = None
         self._has_scaled_grads = False
         self._nonfinite: NonFiniteCheck | None = None
-
-    @property
-    def parameters(self) -> list[torch.nn.Parameter]:
-        """The parameters of all groups; master weights where there are some."""
-        return [parameter for group in self.param_groups for parameter in group["params"]]
-
-    @property
-    def _grads(self) -> list[torch.Tensor]:
-        return [parameter.grad for parameter in self.parameters if parameter.grad is not None]
+        guard_parameters(self.parameters, masters, has_full_grads=self.has_full_grads)
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
@@ -105,10 +101,29 @@ class OptimizerWrapper:
 
         Args:
             group: ``{"params": [...]}`` with the group's own hyperparameters.
+
+        Raises:
+            ConfigError: The plugin does not reduce the gradients of one of the parameters, which the model did not have
+                when it was boosted.
         """
         self.optim.add_param_group(group)
+        try:
+            self._take_group(self.param_groups[-1])
+        except ConfigError:
+            del self.param_groups[-1]
+            raise
+
+    def _take_group(self, group: dict[str, Any]) -> None:
+        strange = 0 if self._reduced is None else sum(each not in self._reduced for each in group["params"])
+        if strange:
+            raise ConfigError(
+                "Gradients are reduced over ranks for parameters that the model had when it was boosted. Found "
+                f"{strange} others in a new group, which would be trained on the samples of each rank. Add their "
+                "modules to the model before boost, frozen by requires_grad_(False) if they are to train later."
+            )
         if self.masters is not None:
-            self._name_masters(self.masters.add_group(self.param_groups[-1]))
+            self._name_masters(self.masters.add_group(group))
+        guard_parameters(self.parameters, self.masters, has_full_grads=self.has_full_grads)
 
     def _name_masters(self, pairs: Mapping[torch.nn.Parameter, torch.nn.Parameter]) -> None:
         self.param_names |= {new: self.param_names.pop(old) for new, old in pairs.items() if old in self.param_names}
@@ -118,23 +133,6 @@ class OptimizerWrapper:
         """Whether torch's functions can take the gradients, which are in the parameters then, full or as DTensors."""
         sharded = any(placement_of(each).is_sharded and local_of(each) is each for each in self.parameters)
         return self.masters is None and self._peers is None and not sharded
-
-    def set_max_norm(self, max_norm: float, norm_type: float = 2.0) -> None:
-        """Clip the common norm of the gradients before each step.
-
-        Args:
-            max_norm: The largest norm that is left.
-            norm_type: The p of that norm.
-
-        Raises:
-            ConfigError: There is another limit already.
-        """
-        if (found := (self._max_norm, self._norm_type)) != (max_norm, norm_type) and found[0] > 0:
-            raise ConfigError(
-                f"Gradients are clipped to one norm. Found max_norm={max_norm} with norm_type={norm_type} next to "
-                f"{found[0]} with {found[1]} of the plugin. Pass one of them."
-            )
-        self._max_norm, self._norm_type = max_norm, norm_type
 
     def refuse_nonfinite(self, check: NonFiniteCheck) -> None:
         """Raise an error at `step`, on all ranks, if a loss or a gradient is infinite or NaN.
@@ -160,6 +158,22 @@ class OptimizerWrapper:
         """
         self._zero_grad_hooks.append(callback)
 
+    def register_backward_hook(self, callback: Callable[[torch.Tensor], None]) -> None:
+        """Register what a backward pass is to be prepared by.
+
+        Args:
+            callback: Called before each with a tensor that it begins with.
+        """
+        self._backward_hooks.append(callback)
+
+    def limit_parameters(self, parameters: Iterable[torch.Tensor]) -> None:
+        """Reject groups with other parameters, whose gradients would stay those of one rank.
+
+        Args:
+            parameters: Those whose gradients are reduced over ranks.
+        """
+        self._reduced = frozenset(parameters)
+
     def backward(
         self, loss: torch.Tensor, inputs: Sequence[torch.Tensor] | None = None, retain_graph: bool = False
     ) -> None:
@@ -174,6 +188,8 @@ class OptimizerWrapper:
         self._has_scaled_grads = True
         if self._nonfinite is not None:
             self._nonfinite.record_loss(loss)
+        for callback in self._backward_hooks:
+            callback(loss)
         with self._backward_pass(), self.scaler.scaled_loss(loss, self.optim) as scaled:
             torch.autograd.backward(scaled, retain_graph=retain_graph, inputs=inputs)
 
@@ -197,14 +213,17 @@ class OptimizerWrapper:
         """
         inputs = None if inputs is None else list(inputs)
         self._has_scaled_grads = True
+        for callback in self._backward_hooks:
+            callback(tensor if isinstance(tensor, torch.Tensor) else tensor[0])
         with self._backward_pass():
             torch.autograd.backward(tensor, grad, retain_graph=retain_graph, inputs=inputs)
 
-    def step(self, closure: Callable[[], float] | None = None) -> Any:
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Update the parameters, unless loss scaling found an overflow.
 
         Args:
-            closure: Recomputes the loss, for optimizers that need it. Loss scaling refuses it.
+            closure: Discards the gradients, computes the loss and new ones, and returns the loss. These gradients are
+                clipped and averaged like those of a step without it. Loss scaling refuses it.
 
         Returns:
             What the wrapped optimizer's step returns; None for a step that was skipped.
@@ -212,7 +231,7 @@ class OptimizerWrapper:
         Raises:
             ConfigError: The loss is scaled, and these are gradients of one that was not.
             NonFiniteError: A loss or a gradient is infinite or NaN, after `refuse_nonfinite`.
-            UnsupportedError: There is a closure, and loss scaling or master weights.
+            UnsupportedError: There is a closure, and loss scaling or `refuse_nonfinite`.
 
         Communication: as in `unscale_grad`; with a `max_norm`, as in `clip_grad_by_norm`.
         """
@@ -221,25 +240,41 @@ class OptimizerWrapper:
                 "Non-finite gradients are refused before a step. Found a closure, which computes them in the step. "
                 "Leave one out."
             )
-        if self.masters is None and closure is not None:
-            return self.scaler.step(self.optim, closure)
         if closure is not None:
-            raise UnsupportedError(
-                "A step on float32 master weights uses gradients that are there already. Found a closure, which sees "
-                "half-precision parameters that do not change. Train in float32 or with mixed_precision='bf16'."
-            )
-        if self.masters is not None:
-            self.masters.copy_grads_to_masters()
-        if self._nonfinite is not None:
-            self._nonfinite.check({each: self.param_names.get(each, "a parameter") for each in self.parameters})
-        step_options = self._clip_and_divide()
-        self._unscale()
-        result = self.scaler.step(self.optim, **step_options)
+            with plain_parameters(self.parameters):
+                result = self.scaler.step(self.optim, self._evaluation(closure))
+        else:
+            self._take_grads()
+            step_options = self._clip_and_divide()
+            self._unscale()
+            with plain_parameters(self.parameters):
+                result = self.scaler.step(self.optim, **step_options)
         self._has_scaled_grads = False
         # all ranks skip the same steps: none waits for the others in the gather
         if self.masters is not None and not self.scaler.skipped:
             self.masters.copy_params_from_masters()
         return result
+
+    def _take_grads(self) -> None:
+        if self.masters is not None:
+            self.masters.copy_grads_to_masters()
+        if self._nonfinite is not None:
+            self._nonfinite.check({each: self.param_names.get(each, "a parameter") for each in self.parameters})
+
+    def _evaluation(self, closure: Callable[[], Any]) -> Callable[[], Any]:
+        """Make what an optimizer calls, maybe several times in a step: each loss is that of the values it has now."""
+        calls = count()
+
+        def evaluate() -> Any:
+            if next(calls) and self.masters is not None:
+                self.masters.copy_params_from_masters()
+            loss = closure()
+            self._take_grads()
+            if self._max_norm > 0:
+                self.clip_grad_by_norm(self._max_norm, self._norm_type)
+            return loss
+
+        return evaluate
 
     def _clip_and_divide(self) -> dict[str, float]:
         """Clip to the norm of the constructor, or let an optimizer clip and unscale in its own pass."""
@@ -273,68 +308,6 @@ class OptimizerWrapper:
         self.optim.zero_grad(set_to_none)
         if self.masters is not None:
             self.masters.zero_grad(set_to_none)
-
-    def clip_grad_by_value(self, clip_value: float) -> None:
-        """Limit every element of every gradient to ``[-clip_value, clip_value]``.
-
-        Args:
-            clip_value: The largest magnitude that is left.
-
-        Communication: as in `unscale_grad`.
-        """
-        self.unscale_grad()
-        clamp(self._grads, clip_value)
-
-    def clip_grad_by_norm(
-        self, max_norm: float, norm_type: float = 2.0, error_if_nonfinite: bool = False
-    ) -> torch.Tensor:
-        """Scale all gradients by one factor so that their common norm is at most `max_norm`.
-
-        Args:
-            max_norm: The largest norm that is left.
-            norm_type: The p of the p-norm; ``float("inf")`` for the largest magnitude.
-            error_if_nonfinite: Raise if the norm is infinite or NaN.
-
-        Returns:
-            The norm before clipping; a scalar, the same on all ranks.
-
-        Raises:
-            RuntimeError: The norm is not finite and `error_if_nonfinite` is set.
-            UnsupportedError: The gradients are sharded, and `norm_type` is not greater than 0.
-
-        Communication: all_reduce, the axes that shard gradients, 8 bytes each; none for full gradients. Before, as
-        in `unscale_grad`.
-        """
-        self.unscale_grad()
-        norm = self._measure(norm_type)
-        if error_if_nonfinite and not norm.isfinite():
-            raise RuntimeError(
-                f"Clipping with error_if_nonfinite needs a finite norm. Found {norm.item()}: a gradient is non-finite. "
-                "Skip the step, or leave error_if_nonfinite out."
-            )
-        scale(self._grads, (max_norm / (norm + 1e-6)).clamp(max=1.0))
-        return norm
-
-    def get_grad_norm(self, norm_type: float = 2.0) -> float:
-        """Measure the norm of all gradients, unscaled.
-
-        Args:
-            norm_type: The p of the p-norm.
-
-        Returns:
-            The norm of all gradients together, as if they were one vector; the same on all ranks.
-
-        Raises:
-            UnsupportedError: The gradients are sharded, and `norm_type` is not greater than 0.
-
-        Communication: all_reduce, the axes that shard gradients, 8 bytes each; none for full gradients. Before, as
-        in `unscale_grad`.
-        """
-        self.unscale_grad()
-        return self._measure(norm_type).item()
-
-    def _measure(self, norm_type: float) -> torch.Tensor:
-        return total_norm(self.parameters, norm_type, self._peers)
 
     def scale_loss(self, loss: torch.Tensor) -> torch.Tensor:
         """Multiply a loss by the loss scale.

@@ -13,6 +13,7 @@ from colossal._src.testing.figures import COLORS, draw_figure
 from colossal._src.testing.finetuning_inputs import make_finetuning_inputs
 from colossal._src.testing.processes import WorldError, reuse_processes, run_processes
 from colossal._src.testing.saved_tensor_counter import SavedTensorCounter
+from colossal._src.testing.storages import find_storages
 from colossal._src.testing.worlds import run_threads
 
 __all__ = [
@@ -27,6 +28,7 @@ __all__ = [
     "draw_figure",
     "expect_error",
     "fake_world",
+    "find_storages",
     "make_finetuning_inputs",
     "reuse_processes",
     "run_processes",

@@ -1,6 +1,7 @@
 """Parameters that are flattened into one buffer on every rank, and are communicated together."""
 
 from collections.abc import Iterator, Sequence
+from collections.abc import Set as AbstractSet
 from typing import final
 
 import torch
@@ -50,10 +51,10 @@ class Bucket(FlatParameters):
         return self._partition.start_all_gather(self.working)
 
     @torch.no_grad()
-    def refresh(self, only_written: bool = True) -> None:
+    def refresh(self, only_written: bool = True, written: AbstractSet[nn.Parameter] = frozenset()) -> None:
         """Take values that somebody wrote into the parameters over into the copy that the optimizer updates."""
         versions = self._changes()
-        self._update_master(versions if only_written else None)
+        self._update_master(versions if only_written else None, written)
         self._versions = versions
 
     def _copy_params_into_buffer(self) -> None:

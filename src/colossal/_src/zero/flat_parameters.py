@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Set as AbstractSet
 
 import torch
 from torch import nn
@@ -97,8 +98,11 @@ class FlatParameters(ABC):
             self._upload, self._is_uploaded = self._streams.start(self.master, self.shard), True
 
     @abstractmethod
-    def refresh(self, only_written: bool = True) -> None:
-        """Take values that somebody wrote into the parameters over into the copy that the optimizer updates."""
+    def refresh(self, only_written: bool = True, written: AbstractSet[nn.Parameter] = frozenset()) -> None:
+        """Take values that somebody wrote into the parameters over into the copy that the optimizer updates.
+
+        `written`: those whose values may have been written without a new version.
+        """
 
     @property
     def trains(self) -> bool:
@@ -109,6 +113,11 @@ class FlatParameters(ABC):
     def is_ready(self) -> bool:
         """Whether every parameter that wants a gradient has brought it since the last reduction."""
         return bool(self._filled) and len(self._filled) >= self._num_expected
+
+    def holds_grad(self, parameter: nn.Parameter) -> bool:
+        """Whether a gradient of a parameter is here, summed up or not."""
+        index = next(index for index, own in enumerate(self.parameters) if own is parameter)
+        return index in self._filled or (self.grad_shard is not None and self.used[index])
 
     @property
     def is_waiting(self) -> bool:
@@ -294,11 +303,12 @@ class FlatParameters(ABC):
             self._is_uploaded = False
             self._upload.order()
 
-    def _update_master(self, versions: list[int] | None) -> None:
+    def _update_master(self, versions: list[int] | None, written: AbstractSet[nn.Parameter] = frozenset()) -> None:
         """Take over what somebody wrote into `shard`: of all parameters, or of those whose version has changed."""
         if self.has_copy:
             for index, (begin, end) in enumerate(self._local_ranges()):
-                if versions is None or versions[index] != self._versions[index]:
+                is_new = versions is None or versions[index] != self._versions[index]
+                if is_new or (written and self.parameters[index] in written):
                     # the copy out of the master weights may be under way
                     self._upload.wait()
                     here, master = self.shard[begin:end], self.master[begin:end]

@@ -9,7 +9,7 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
-from colossal._src.amp import MasterParams
+from colossal._src.amp import DataAliases, MasterParams
 from colossal._src.comm import Partition, PendingComm
 from colossal._src.interface import rebind_param_groups
 from colossal._src.tensor import copy_placement, placement_of
@@ -49,6 +49,7 @@ class ZeroShards(MasterParams):
         reserve: Callable[[int], None] | None = None,
     ) -> None:
         self.pairs: dict[nn.Parameter, nn.Parameter] = {}
+        self.aliases = DataAliases()
         self.buckets: list[FlatParameters] = []
         self._buffers_of, self._largest_of = chunks or self._make_buckets, agree or self._take_largest
         self._optimizer, self._partition, self._config = optimizer, partition, config
@@ -107,8 +108,9 @@ class ZeroShards(MasterParams):
         """
         self.wait()
         self._reducer.finish()
+        written = self.aliases.take()
         for bucket in self.buckets:
-            bucket.refresh()
+            bucket.refresh(written=written)
         waiting = [bucket.is_waiting for bucket in self.buckets]
         if self._num_pulled == self._reducer.num_changes and not any(waiting):
             return
@@ -153,6 +155,11 @@ class ZeroShards(MasterParams):
         self._num_pulled = None
         for bucket in self.buckets:
             bucket.discard() if set_to_none else bucket.discard_new()
+
+    def holds_grad(self, working: nn.Parameter) -> bool:
+        """Return whether a gradient of a parameter is in its bucket."""
+        bucket = next((each for each in self.buckets if any(own is working for own in each.parameters)), None)
+        return bucket is not None and bucket.holds_grad(working)
 
     def close(self) -> None:
         """Stop watching gradients."""

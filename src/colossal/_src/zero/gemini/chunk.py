@@ -1,6 +1,7 @@
 """Parameters in one flat buffer of which each rank keeps a segment, and which is full only while it is used."""
 
 from collections.abc import Iterator
+from collections.abc import Set as AbstractSet
 from typing import final
 
 import torch
@@ -237,7 +238,11 @@ class Chunk(FlatParameters):
         return self._renew()
 
     @torch.no_grad()
-    def refresh(self, only_written: bool = True) -> None:
+    def refresh(
+        self,
+        only_written: bool = True,
+        written: AbstractSet[nn.Parameter] = frozenset(),  # noqa: ARG002 (only operations in a pass have the values)
+    ) -> None:
         """Copy values written into `shard`, such as those of a checkpoint, to the master and the full buffer."""
         if self.is_prefetching:
             self._arrival.wait()  # of what was to be used and was not, before an optimizer writes to `shard`

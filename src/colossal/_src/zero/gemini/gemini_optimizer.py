@@ -98,6 +98,7 @@ class GeminiOptimizer(OptimizerWrapper):
         names = {parameter: name for name, parameter in unwrap_model(module).named_parameters()}
         shards = shard_optimizer_over_chunks(optim, module.chunks, module.gradients)
         super().__init__(optim, scaler, names, shards, clipping.max_norm, clipping.norm_type)
+        module.set_optimizer(self)
 
 
 class GeminiAdamOptimizer(GeminiOptimizer):

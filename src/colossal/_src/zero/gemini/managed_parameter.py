@@ -5,8 +5,8 @@ from typing import Any, Protocol, final
 
 import torch
 from torch import nn
-from torch.nn import Parameter
 
+from colossal._src.interface import WorkingParameter
 from colossal._src.tensor import operators_of
 
 _FETCHER_ATTR = "_colossal_reader"
@@ -54,7 +54,7 @@ class ParameterFetcher(Protocol):
 
 
 @final
-class ManagedParameter(Parameter):
+class ManagedParameter(WorkingParameter):
     """A parameter whose values are elsewhere between its uses.
 
     Each operation that takes one of these asks its `ParameterFetcher` for the values first; so it does not matter which

@@ -1,0 +1,112 @@
+"""The verbs of a boosted optimizer that measure and clip gradients."""
+
+import torch
+
+from colossal._src.interface.full_spec import Peers
+from colossal._src.interface.gradients import clamp, scale, total_norm
+from colossal.errors import ConfigError
+
+
+class ClippingMixin:
+    """What `OptimizerWrapper` does with the norm of gradients.
+
+    Attributes:
+        optim: The optimizer that holds the state and does the update.
+    """
+
+    optim: torch.optim.Optimizer
+    _max_norm: float
+    _norm_type: float
+    _peers: Peers | None
+
+    @property
+    def parameters(self) -> list[torch.nn.Parameter]:
+        """The parameters of all groups; master weights where there are some."""
+        return [parameter for group in self.optim.param_groups for parameter in group["params"]]
+
+    @property
+    def _grads(self) -> list[torch.Tensor]:
+        return [parameter.grad for parameter in self.parameters if parameter.grad is not None]
+
+    def set_max_norm(self, max_norm: float, norm_type: float = 2.0) -> None:
+        """Clip the common norm of the gradients before each step.
+
+        Args:
+            max_norm: The largest norm that is left.
+            norm_type: The p of that norm.
+
+        Raises:
+            ConfigError: There is another limit already.
+        """
+        if (found := (self._max_norm, self._norm_type)) != (max_norm, norm_type) and found[0] > 0:
+            raise ConfigError(
+                f"Gradients are clipped to one norm. Found max_norm={max_norm} with norm_type={norm_type} next to "
+                f"{found[0]} with {found[1]} of the plugin. Pass one of them."
+            )
+        self._max_norm, self._norm_type = max_norm, norm_type
+
+    def unscale_grad(self) -> None:
+        """Divide the gradients by the loss scale, where the optimizer holds them."""
+        raise NotImplementedError
+
+    def clip_grad_by_value(self, clip_value: float) -> None:
+        """Limit every element of every gradient to ``[-clip_value, clip_value]``.
+
+        Args:
+            clip_value: The largest magnitude that is left.
+
+        Communication: as in `unscale_grad`.
+        """
+        self.unscale_grad()
+        clamp(self._grads, clip_value)
+
+    def clip_grad_by_norm(
+        self, max_norm: float, norm_type: float = 2.0, error_if_nonfinite: bool = False
+    ) -> torch.Tensor:
+        """Scale all gradients by one factor so that their common norm is at most `max_norm`.
+
+        Args:
+            max_norm: The largest norm that is left.
+            norm_type: The p of the p-norm; ``float("inf")`` for the largest magnitude.
+            error_if_nonfinite: Raise if the norm is infinite or NaN.
+
+        Returns:
+            The norm before clipping; a scalar, the same on all ranks.
+
+        Raises:
+            RuntimeError: The norm is not finite and `error_if_nonfinite` is set.
+            UnsupportedError: The gradients are sharded, and `norm_type` is not greater than 0.
+
+        Communication: all_reduce, the axes that shard gradients, 8 bytes each; none for full gradients. Before, as
+        in `unscale_grad`.
+        """
+        self.unscale_grad()
+        norm = self._measure(norm_type)
+        if error_if_nonfinite and not norm.isfinite():
+            raise RuntimeError(
+                f"Clipping with error_if_nonfinite needs a finite norm. Found {norm.item()}: a gradient is non-finite. "
+                "Skip the step, or leave error_if_nonfinite out."
+            )
+        scale(self._grads, (max_norm / (norm + 1e-6)).clamp(max=1.0))
+        return norm
+
+    def get_grad_norm(self, norm_type: float = 2.0) -> float:
+        """Measure the norm of all gradients, unscaled.
+
+        Args:
+            norm_type: The p of the p-norm.
+
+        Returns:
+            The norm of all gradients together, as if they were one vector; the same on all ranks.
+
+        Raises:
+            UnsupportedError: The gradients are sharded, and `norm_type` is not greater than 0.
+
+        Communication: all_reduce, the axes that shard gradients, 8 bytes each; none for full gradients. Before, as
+        in `unscale_grad`.
+        """
+        self.unscale_grad()
+        return self._measure(norm_type).item()
+
+    def _measure(self, norm_type: float) -> torch.Tensor:
+        return total_norm(self.parameters, norm_type, self._peers)

@@ -1,0 +1,179 @@
+# pyright: reportIncompatibleVariableOverride=false
+"""Parameters that refuse what would see only some of the gradients, or none, and notice values that are written.
+
+[Note: where gradients are] With master weights, and with shards of them, the optimizer holds the gradients: those in
+the parameters of the model are None after a backward pass, and torch's clipping functions would find nothing to clip.
+With tensor parallelism they are in the parameters, and these functions would clip by a different norm on each rank. So
+the parameters look at who asks. In a step of the optimizer they are plain ones, because torch's optimizers update only
+those by kernels for many tensors.
+"""
+
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+from weakref import ref
+
+import torch
+from torch import nn
+from torch.nn.utils import clip_grad
+from torch.utils.weak import WeakIdKeyDictionary
+
+from colossal._src.amp import MasterParams
+from colossal.errors import ConfigError
+
+_grad: Any = torch.Tensor.grad
+_data: Any = torch.Tensor.data
+_OF_CLIPPING = vars(clip_grad)
+_CLIPS_ELSEWHERE = (
+    "Gradients that are sharded over ranks, or that are in master weights, must be clipped by the boosted "
+    "optimizer. Found a call of torch.nn.utils.clip_grad_norm_ or clip_grad_value_ on the boosted model, "
+    "which would clip the gradients of each rank by a different norm, or none. Call "
+    "optimizer.clip_grad_by_norm(max_norm) or optimizer.clip_grad_by_value(value), or pass max_norm to the "
+    "Booster."
+)
+
+# apart from the parameters, whose copies and files would otherwise contain master weights
+_MASTERS = WeakIdKeyDictionary()
+
+
+class ClippedByOptimizer(nn.Parameter):
+    """A parameter whose gradient torch's clipping functions must not take for all of it."""
+
+    @property
+    def grad(self) -> torch.Tensor | None:
+        """The gradient, unless a clipping function of torch asks."""
+        if sys._getframe(1).f_globals is _OF_CLIPPING:  # noqa: SLF001 (the only way to find the caller)
+            raise ConfigError(_CLIPS_ELSEWHERE)
+        return _grad.__get__(self)
+
+    @grad.setter
+    def grad(self, grad: torch.Tensor | None) -> None:
+        _grad.__set__(self, grad)
+
+    @grad.deleter
+    def grad(self) -> None:
+        _grad.__set__(self, None)
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:
+        """Describe it as torch does any parameter."""
+        return repr(nn.Parameter(_data.__get__(self), self.requires_grad))
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> nn.Parameter:
+        """Make a copy that is a plain parameter, as no optimizer has it."""
+        if id(self) not in memo:
+            values = _data.__get__(self).clone(memory_format=torch.preserve_format)
+            memo[id(self)] = nn.Parameter(values, self.requires_grad)
+        return memo[id(self)]
+
+
+class WorkingParameter(ClippedByOptimizer):
+    """A parameter of the model whose master weight the optimizer updates, and which may hold its gradient."""
+
+    @property
+    def grad(self) -> torch.Tensor | None:
+        """The gradient, unless it is in the optimizer, where the program would not look for it."""
+        grad, caller = _grad.__get__(self), sys._getframe(1)  # noqa: SLF001 (the only way to find the caller)
+        if caller.f_globals is _OF_CLIPPING:
+            raise ConfigError(_CLIPS_ELSEWHERE)
+        if grad is None and not _is_internal(caller):
+            self._check_here("read")
+        return grad
+
+    @grad.setter
+    def grad(self, grad: torch.Tensor | None) -> None:
+        if not _is_internal(sys._getframe(1)):  # noqa: SLF001
+            self._check_here("write")
+        _grad.__set__(self, grad)
+
+    @grad.deleter
+    def grad(self) -> None:
+        self._check_here("write")
+        _grad.__set__(self, None)
+
+    @property
+    def data(self) -> torch.Tensor:
+        """The values, as a tensor by which a program may write them past torch's counter of changes."""
+        data, masters = _data.__get__(self), _masters_of(self)
+        if masters is not None and not _is_ours(sys._getframe(1)):  # noqa: SLF001
+            masters.aliases.add(self, data)
+        return data
+
+    @data.setter
+    def data(self, data: torch.Tensor) -> None:
+        masters = _masters_of(self)
+        if masters is None or _is_ours(sys._getframe(1)):  # noqa: SLF001
+            _data.__set__(self, data)
+            return
+        values = _data.__get__(self)
+        if (found := (data.shape, data.dtype, data.device)) != (values.shape, values.dtype, values.device):
+            raise ConfigError(
+                "Parameters whose master weights an optimizer updates keep their shape, dtype and device. Found other "
+                f"data for one of {tuple(values.shape)} in {values.dtype} on {values.device}: {tuple(found[0])} in "
+                f"{found[1]} on {found[2]}. Cast, move or resize the model before boost, or a copy of it: "
+                "copy.deepcopy(model.unwrap())."
+            )
+        # into the memory that the parameter has, of which the optimizer updates a part
+        values.copy_(data)
+        masters.aliases.add(self, values)
+
+    def _check_here(self, verb: str) -> None:
+        masters = _masters_of(self)
+        if masters is not None and masters.holds_grad(self):
+            raise ConfigError(
+                "After a backward pass the optimizer may hold the gradients, in float32 copies or shards of the "
+                f"parameters. Found a {verb} of .grad of a parameter of the model, of shape {tuple(self.shape)}, which "
+                "is None while the optimizer holds its gradient. Discard gradients by zero_grad() of the boosted model "
+                "or optimizer; clip, measure and read them by the optimizer: clip_grad_by_norm, get_grad_norm, and "
+                "optimizer.parameters after optimizer.unscale_grad()."
+            )
+
+
+def guard_parameters(held: Iterable[nn.Parameter], masters: MasterParams | None, *, has_full_grads: bool) -> None:
+    """Guard what an optimizer holds and the parameters of the model; or lift that, where gradients are in full."""
+    kind = nn.Parameter if has_full_grads else ClippedByOptimizer
+    for parameter in held:
+        _become(parameter, kind)
+    for parameter in () if masters is None else masters.pairs.values():
+        _become(parameter, WorkingParameter)
+        _MASTERS[parameter] = ref(masters)
+
+
+def lift_guards(parameters: Iterable[nn.Parameter]) -> None:
+    """Make parameters plain ones, as before an optimizer was boosted."""
+    for parameter in parameters:
+        _become(parameter, nn.Parameter)
+
+
+@contextmanager
+def plain_parameters(held: Iterable[nn.Parameter]) -> Iterator[None]:
+    """Let what an optimizer holds be plain parameters while it updates them."""
+    guarded: list[nn.Parameter] = [parameter for parameter in held if type(parameter) is ClippedByOptimizer]
+    for parameter in guarded:
+        parameter.__class__ = nn.Parameter
+    try:
+        yield
+    finally:
+        for parameter in guarded:
+            parameter.__class__ = ClippedByOptimizer
+
+
+def _become(parameter: nn.Parameter, kind: type[nn.Parameter]) -> None:
+    # in place: layers and optimizers refer to this object; not DTensors, nor those that are fetched or quantized
+    if type(parameter) in (nn.Parameter, ClippedByOptimizer, WorkingParameter):
+        parameter.__class__ = kind
+
+
+def _masters_of(parameter: nn.Parameter) -> MasterParams | None:
+    found = _MASTERS.get(parameter)
+    return None if found is None else found()
+
+
+def _is_internal(caller: Any) -> bool:
+    """Whether a function is one of torch or of this library, but `zero_grad` of a module, which a program calls."""
+    name: str = caller.f_globals.get("__name__", "")
+    return name.startswith(("torch.", "colossal.")) and caller.f_code is not nn.Module.zero_grad.__code__
+
+
+def _is_ours(caller: Any) -> bool:
+    return str(caller.f_globals.get("__name__", "")).startswith("colossal.")
