@@ -75,9 +75,11 @@ class ScalarGradAverager:
     def __init__(self, scalars: Iterable[nn.Parameter], mesh: ParallelMesh) -> None:
         self.enabled = True
         self._mesh = mesh
-        for scalar in scalars:
-            if scalar.requires_grad and mesh.size("dp") > 1:
-                scalar.register_post_accumulate_grad_hook(self._average)
+        for scalar in scalars if mesh.size("dp") > 1 else ():
+            trains = scalar.requires_grad
+            # also one that is thawed later: torch takes hooks only of what trains, and keeps them
+            scalar.requires_grad_(True).register_post_accumulate_grad_hook(self._average)
+            scalar.requires_grad_(trains)
 
     def _average(self, scalar: torch.Tensor) -> None:
         if self.enabled and scalar.grad is not None:

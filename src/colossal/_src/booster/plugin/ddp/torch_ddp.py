@@ -2,6 +2,7 @@
 
 import inspect
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from typing import Any, final
 
 import torch
@@ -13,16 +14,10 @@ from colossal._src.booster.mixed_precision import MixedPrecision
 from colossal._src.booster.plugin.base import wrap_parts
 from colossal._src.booster.plugin.data_parallel import DataParallelPlugin, check_device
 from colossal._src.booster.plugin.ddp.ddp_comm_hooks import count_reductions, fp8_allreduce_hook
+from colossal._src.booster.plugin.ddp.replicated_model import ReplicatedModel
 from colossal._src.cluster import current_mesh
 from colossal._src.comm import Channel
-from colossal._src.interface import (
-    Boosted,
-    Capabilities,
-    ModelWrapper,
-    OptimizerWrapper,
-    Parts,
-    check_equal_rounding,
-)
+from colossal._src.interface import Boosted, Capabilities, Parts, check_equal_rounding
 from colossal.errors import ConfigError
 
 # torch 2.13 renamed this keyword, and warns about the old name.
@@ -56,26 +51,16 @@ class DDPConfig:
         changed = [field for field in theirs if getattr(self, field.name) != field.default]
         return {renamed.get(field.name, field.name): getattr(self, field.name) for field in changed}
 
-    def replicate(self, model: nn.Module, group: ProcessGroup) -> DistributedDataParallel:
+    def replicate(self, model: nn.Module, group: ProcessGroup) -> ReplicatedModel:
         """Average the gradients of a model over ranks."""
-        ddp = DistributedDataParallel(model, process_group=group, **self.keywords())
+        return ReplicatedModel(model, partial(self._replicate, group))
+
+    def _replicate(self, group: ProcessGroup, model: nn.Module, **options: Any) -> DistributedDataParallel:
+        ddp = DistributedDataParallel(model, process_group=group, **self.keywords(), **options)
         if self.fp8_communication:
             check_equal_rounding(model.parameters())
             ddp.register_comm_hook(group, fp8_allreduce_hook)
         return count_reductions(ddp, group, compress_fp8=self.fp8_communication)
-
-
-def reset_after_exceptions(ddp: DistributedDataParallel, optimizer: OptimizerWrapper) -> None:
-    """Let `zero_grad` discard what a backward pass left that an exception ended, so that the next batch can follow."""
-    reducer: Any = ddp.reducer
-
-    def reset() -> None:
-        try:
-            reducer._check_reducer_finalized()  # noqa: SLF001 (torch has no public name for it)
-        except RuntimeError:
-            reducer._reset_state()  # noqa: SLF001 (nor for this)
-
-    optimizer.register_zero_grad_hook(reset)
 
 
 @final
@@ -163,13 +148,11 @@ class TorchDDPPlugin(DataParallelPlugin):
         # `DistributedDataParallel` refuses a model in which nothing is trained
         if not any(parameter.requires_grad for parameter in boosted.model.parameters()):
             return boosted
-        ddp = self._ddp.replicate(boosted.model, mesh.group("dp"))
-        if boosted.optimizer is not None:
-            reset_after_exceptions(ddp, boosted.optimizer)
+        replicated = self._ddp.replicate(boosted.model, mesh.group("dp"))
         in_model = set(boosted.model.parameters())
         masters = [] if boosted.optimizer is None else [p for p in boosted.optimizer.parameters if p not in in_model]
         # DDP broadcasts the parameters only: the first step would bring the initial values of each rank back
         Channel("dp", mesh).broadcast(masters)
         accumulates = precision is None or precision.accumulates_locally
-        capabilities = Capabilities(no_sync=ddp.no_sync) if accumulates else Capabilities()
-        return replace(boosted, model=ModelWrapper(ddp), capabilities=capabilities)
+        capabilities = Capabilities(no_sync=replicated.no_sync) if accumulates else Capabilities()
+        return replace(boosted, model=replicated.wrap(boosted.optimizer), capabilities=capabilities)

@@ -136,6 +136,7 @@ class TorchFSDPPlugin(DataParallelPlugin):
         boosted = wrap_parts(parts, device, precision, sharding.apply)
         if boosted.optimizer is not None:
             boosted.optimizer.register_zero_grad_hook(sharding.discard)
+            boosted.optimizer.limit_parameters(boosted.model.parameters())
         return replace(boosted, capabilities=Capabilities(no_sync=sharding.no_sync))
 
     @property

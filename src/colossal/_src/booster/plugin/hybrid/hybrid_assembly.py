@@ -23,7 +23,6 @@ from colossal._src.amp import (
     cast_model,
     castable_parameters,
 )
-from colossal._src.booster.plugin.ddp.torch_ddp import reset_after_exceptions
 from colossal._src.booster.plugin.hybrid.batch_executor import BatchExecutor
 from colossal._src.booster.plugin.hybrid.full_training_spec import FullTrainingSpec
 from colossal._src.booster.plugin.hybrid.hybrid_options import HybridOptions
@@ -235,6 +234,8 @@ def _connect_pipeline(built: Assembly, zero_shards: ZeroShards | None) -> tuple[
     if zero_shards is not None:  # whose gradients are reduced when a step needs them, however many passes were before
         return wrapper, Capabilities(executor=HybridExecutor(run, zero_shards.no_sync, lambda: None))
     replicas = GradientAverager(stages, built.replicas, options.ddp)
+    if built.wrapper is not None:
+        built.wrapper.limit_parameters(built.trained.parameters())
     executor = HybridExecutor(run, nullcontext, replicas.average)
     return wrapper, Capabilities(no_sync=replicas.no_sync, executor=executor)
 
@@ -242,14 +243,13 @@ def _connect_pipeline(built: Assembly, zero_shards: ZeroShards | None) -> tuple[
 def _connect_model(built: Assembly, zero_shards: ZeroShards | None) -> tuple[ModelWrapper, Capabilities]:
     options, model = built.options, built.stages[0].module
     trains = any(parameter.requires_grad for parameter in model.parameters())
-    wrapper, no_sync = ModelWrapper(model), nullcontext
+    wrapper, no_sync = None, nullcontext
     if zero_shards is not None:
         no_sync = zero_shards.no_sync if options.zero.zero.keeps_gradients else reduce_in_each_pass
     elif built.replicas.size("dp") > 1 and trains:
-        ddp = options.ddp.replicate(model, built.replicas.group("dp"))
-        wrapper, no_sync = ModelWrapper(ddp), ddp.no_sync
-        if built.wrapper is not None:
-            reset_after_exceptions(ddp, built.wrapper)
+        replicated = options.ddp.replicate(model, built.replicas.group("dp"))
+        wrapper, no_sync = replicated.wrap(built.wrapper), replicated.no_sync
+    wrapper = wrapper or ModelWrapper(model)
     if options.dtype is not None:
         cast_inputs_and_outputs(wrapper, options.dtype)
     executor = None

@@ -96,9 +96,8 @@ class GradientAverager:
     """Averages gradients over data-parallel ranks after the last micro-batch of a step."""
 
     def __init__(self, stages: Sequence[Stage], mesh: ParallelMesh, config: DDPConfig) -> None:
-        self._parameters = list(
-            dict.fromkeys(each for stage in stages for each in stage.parameters() if each.requires_grad)
-        )
+        self._parameters = list(dict.fromkeys(each for stage in stages for each in stage.parameters()))
+        self._trained: dict[nn.Parameter, None] = {}
         self._mesh, self._config, self._enabled = mesh, config, True
 
     @contextmanager
@@ -118,11 +117,14 @@ class GradientAverager:
         if not self._enabled or self._mesh.size("dp") == 1:
             return
         channel = Channel("dp", self._mesh)
-        is_used = [each.grad is not None for each in self._parameters]
+        # what was frozen since may have a gradient, and what was thawed since has one
+        self._trained |= dict.fromkeys(each for each in self._parameters if each.requires_grad)
+        trained = list(self._trained)
+        is_used = [each.grad is not None for each in trained]
         used_here = torch.tensor(is_used, dtype=torch.int32, device="cpu")
         # ranks may have used different parameters, but must all take part in the same reductions
         used = channel.all_reduce(used_here, "max").tolist()
-        chosen = [each for each, is_used in zip(self._parameters, used, strict=True) if is_used]
+        chosen = [each for each, is_used in zip(trained, used, strict=True) if is_used]
         for parameter in chosen:
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)

@@ -6,6 +6,7 @@ from typing import final
 import torch
 from torch import nn
 from torch.optim import Optimizer
+from torch.utils._pytree import tree_leaves
 
 from colossal._src.amp import DynamicScaler, ScalerConfig, cast_inputs_and_outputs, cast_model
 from colossal._src.booster.mixed_precision import MixedPrecision
@@ -27,6 +28,7 @@ from colossal._src.interface import (
 )
 from colossal._src.tensor import local_of, move_module
 from colossal._src.zero import ZeroConfig, ZeroShards, shard_optimizer
+from colossal.errors import ConfigError
 
 
 @final
@@ -39,9 +41,9 @@ class LowLevelZeroPlugin(DataParallelPlugin):
     equals one of a single process on the joined batch of all ranks.
 
     The optimizer that is passed to boost updates ranges of flattened parameters: any of `torch.optim` that treats
-    elements one by one, and those of `colossal.nn.optimizer`. After a backward pass `parameter.grad` is None: gradients
-    are in the shards of ``optimizer.parameters``, averaged. Parameters that no rank used in a step stay as they are, as
-    in a single process.
+    elements one by one, and those of `colossal.nn.optimizer`. After a backward pass gradients are in the shards of
+    ``optimizer.parameters``, averaged, and a read of `parameter.grad` of the model says so. Parameters that no rank
+    used in a step stay as they are, as in a single process.
 
     In half precision the entire model is cast, as under ``mixed_precision="fp16_naive"``, and the optimizer updates
     float32 master weights of this rank's shard. Buffers that checkpoints hold are rank 0's on all ranks before each
@@ -175,6 +177,8 @@ class LowLevelZeroPlugin(DataParallelPlugin):
         wrapper = ModelWrapper(model)
         if options.dtype is not None and options.cast_inputs:
             cast_inputs_and_outputs(wrapper, options.dtype)
+        if optimizer is None and mesh.size("dp") > 1:
+            wrapper.register_forward_hook(_refuse_backward)
         boosted = Boosted(wrapper, optimizer, parts.criterion, parts.dataloader, parts.lr_scheduler)
         return replace(boosted, capabilities=self._capabilities(optimizer))
 
@@ -201,3 +205,20 @@ class LowLevelZeroPlugin(DataParallelPlugin):
             return Capabilities()
         assert isinstance(optimizer.masters, ZeroShards)
         return Capabilities(optimizer.masters.no_sync if self._options.zero.keeps_gradients else reduce_in_each_pass)
+
+
+def _refuse_backward(model: nn.Module, _args: object, outputs: object) -> None:
+    """Let a backward pass raise an error for parameters whose gradients nothing would reduce."""
+    if torch.is_grad_enabled() and any(parameter.requires_grad for parameter in model.parameters()):
+        for output in tree_leaves(outputs):
+            if isinstance(output, torch.Tensor) and output.requires_grad:
+                output.register_hook(_refuse)
+
+
+def _refuse(_grad: torch.Tensor) -> None:
+    raise ConfigError(
+        "Under LowLevelZeroPlugin the boosted optimizer reduces gradients over ranks. Found a backward pass of a model "
+        "that was boosted without one: each rank would train on its own samples. Pass the optimizer to boost: "
+        "model, optimizer, *_ = booster.boost(model, optimizer). For a model that is not trained, call "
+        "requires_grad_(False)."
+    )
