@@ -194,7 +194,11 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
         {"target_modules": ["query_key_value"]},
         "style 'colwise_multi_query'",
     ),
-    "a divided layer as a whole": ("llama", {"target_modules": ["q_proj"], "modules_to_save": ["lm_head"]}, "lm_head"),
+    "some tokens of an embedding": (
+        "llama",
+        {"target_modules": ["q_proj"], "trainable_token_indices": [0, 1]},
+        "embed_tokens, a TrainableTokensWrapper.*Name the module in modules_to_save instead",
+    ),
 }
 
 

@@ -3,7 +3,13 @@
 import importlib
 from typing import TYPE_CHECKING
 
-from colossal._src.interface.adapter_names import AdapterNames, active_adapter, is_peft_model, model_without_adapters
+from colossal._src.interface.adapter_names import (
+    AdapterNames,
+    active_adapter,
+    is_peft_model,
+    model_without_adapters,
+    saved_copies,
+)
 from colossal._src.interface.boost_types import (
     Boosted,
     BoostResult,
@@ -90,6 +96,7 @@ __all__ = [
     "reduce_in_each_pass",
     "refuse",
     "refuse_unsupported",
+    "saved_copies",
     "set_pretrained_path",
     "unwrap_compiled",
     "unwrap_model",

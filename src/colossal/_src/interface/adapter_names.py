@@ -1,9 +1,11 @@
 """Adapters of peft in a model: what its tensors are called in the files of a checkpoint."""
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Self, final
+from functools import partial
+from typing import Any, Self, cast, final
 
 from torch import nn
 
@@ -30,9 +32,10 @@ class AdapterNames:
 
         adapted: Any = model
         state = {name: name for name in model.state_dict(keep_vars=True)}  # of which peft looks at the keys only
-        found = get_peft_model_state_dict(
-            adapted, state_dict=state, adapter_name=active_adapter(adapted), save_embedding_layers=False
-        )
+        with _without_values(model):
+            found = get_peft_model_state_dict(
+                adapted, state_dict=state, adapter_name=active_adapter(adapted), save_embedding_layers=False
+            )
         base = model_without_adapters(model)
         start = next(name for name, module in model.named_modules() if module is base)
         prefix, missing = (f"{start}." if start else ""), ("" if start else _PREFIX)
@@ -58,6 +61,25 @@ def is_peft_model(module: nn.Module) -> bool:
     """Whether a module is a `peft.PeftModel`, without importing peft: where it is not loaded, nothing is one."""
     peft = sys.modules.get("peft")
     return peft is not None and isinstance(module, peft.PeftModel)
+
+
+@contextmanager
+def _without_values(model: nn.Module) -> Iterator[None]:
+    """Let peft learn names from the state of each module of `modules_to_save`, whose parameters may be in chunks."""
+    saved = [copy for module in model.modules() for copy in saved_copies(module)]
+    try:
+        for module in saved:
+            vars(module)["state_dict"] = partial(module.state_dict, keep_vars=True)
+        yield
+    finally:
+        for module in saved:
+            vars(module).pop("state_dict", None)
+
+
+def saved_copies(module: nn.Module) -> list[nn.Module]:
+    """Return the copies that are trained of a module that peft's `modules_to_save` names; nothing for others."""
+    others, wrapper = sys.modules.get("peft.utils.other"), cast("Any", module)
+    return list(wrapper.modules_to_save.values()) if others and isinstance(module, others.ModulesToSaveWrapper) else []
 
 
 def _base_children(module: nn.Module | None) -> tuple[str, ...]:

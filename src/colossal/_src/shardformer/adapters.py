@@ -10,6 +10,7 @@ from typing import Any
 
 from torch import nn
 
+from colossal._src.interface import saved_copies
 from colossal._src.shardformer.styles import STYLES, StyleContext
 from colossal.errors import PlanError
 
@@ -39,6 +40,23 @@ def is_adapted(module: nn.Module) -> bool:
     # If nothing has imported peft, no module can be one of its layers.
     peft = sys.modules.get("peft.tuners.tuners_utils")
     return peft is not None and isinstance(module, peft.BaseTunerLayer)
+
+
+def layers_inside(module: nn.Module) -> list[nn.Module]:
+    """Return the layers of the model in a module of peft, the original first and then its copies; or the module."""
+    wrapper: Any = module
+    if copies := saved_copies(module):
+        return [wrapper.original_module, *copies]
+    return [getattr(wrapper, "base_layer", module)]
+
+
+def shard_copied_layer(_name: str, module: nn.Module, style: str, context: StyleContext) -> nn.Module:
+    """Shard a layer that peft's `modules_to_save` names, and the copies of it that are trained, in place."""
+    wrapper: Any = module
+    wrapper.original_module = STYLES[style](wrapper.original_module, context)
+    for key in list(wrapper.modules_to_save):
+        wrapper.modules_to_save[key] = STYLES[style](wrapper.modules_to_save[key], context)
+    return module
 
 
 def shard_adapted_layer(name: str, module: nn.Module, style: str, context: StyleContext) -> nn.Module:

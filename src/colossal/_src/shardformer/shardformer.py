@@ -7,8 +7,9 @@ from typing import Any, final
 from torch import nn
 
 from colossal._src.cluster import ParallelMesh, current_mesh
+from colossal._src.interface import saved_copies
 from colossal._src.shardformer.activation_checkpointing import checkpoint_layers
-from colossal._src.shardformer.adapters import is_adapted, shard_adapted_layer
+from colossal._src.shardformer.adapters import is_adapted, layers_inside, shard_adapted_layer, shard_copied_layer
 from colossal._src.shardformer.causal_loss import ParallelCausalLoss
 from colossal._src.shardformer.generation import adapt_generate
 from colossal._src.shardformer.head_counts import (
@@ -205,11 +206,13 @@ def _apply_plan(model: nn.Module, plan: ParallelPlan, mesh: ParallelMesh, keep_s
     for root, name, module, style in chosen:
         # A module with several names must stay one module.
         if module not in made:
-            _check_kind(name, getattr(module, "base_layer", module), style)
-            made[module] = (shard_adapted_layer if is_adapted(module) else _apply_style)(name, module, style, context)
+            for layer in layers_inside(module):
+                _check_kind(name, layer, style)
+            shard = shard_adapted_layer if is_adapted(module) else shard_copied_layer if saved_copies(module) else None
+            made[module] = (shard or _apply_style)(name, module, style, context)
         path, _, last = name.rpartition(".")
         setattr(root.get_submodule(path), last, made[module])
-    retie_parameters(model, ties, {getattr(each, "base_layer", each) for each in made.values()})
+    retie_parameters(model, ties, {layer for each in made.values() for layer in layers_inside(each)})
     merge_input_gradients(model, mesh)
     for pattern in plan.divide_by_tp:
         divide_attribute(base, pattern, size)
@@ -250,9 +253,12 @@ def _check_kind(name: str, module: nn.Module, style: str) -> None:
         return
     kinds = [kind for kind in type(module).__mro__ if kind in (nn.Linear, nn.Embedding) or kind.__name__ == "Conv1D"]
     if not kinds or type(module).forward is not kinds[0].forward:
+        advice = "Remove it from the plan, so that it stays replicated."
+        if type(module).__module__.startswith("peft."):  # as one that trains some rows of an embedding
+            advice = "Name the module in modules_to_save instead, leave it to the frozen model, or use tp_size=1."
         raise PlanError(
             f"The style {style!r} is for modules that compute what Linear, Embedding or Conv1D do. Found {name}, a "
-            f"{type(module).__name__}. Remove it from the plan, so that it stays replicated."
+            f"{type(module).__name__}. {advice}"
         )
 
 
