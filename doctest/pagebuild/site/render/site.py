@@ -11,6 +11,7 @@ from pathlib import Path
 from pagebuild.site.render.build_errors import BuildErrorLocator
 from pagebuild.site.render.npm import MissingToolError, Npm, find_browser
 from pagetest.finding import with_count
+from pagetest.limits import scaled
 from pagetest.run.command import CommandOutcome
 from pagetest.run.session import Session
 
@@ -86,7 +87,8 @@ class Website:
     def _run(self, words: Sequence[str], log: str, more: Mapping[str, str] | None = None) -> CommandOutcome:
         self._logs.mkdir(parents=True, exist_ok=True)
         environment = dict(self.environment) | dict(more or {})
-        session = Session(words, self.website, environment, self._logs / log, scaled(LIMIT_SECONDS), lambda: None, echo=True)
+        limit = scaled(LIMIT_SECONDS)
+        session = Session(words, self.website, environment, self._logs / log, limit, lambda: None, echo=True)
         return session.run()
 
 

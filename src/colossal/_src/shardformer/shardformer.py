@@ -29,9 +29,12 @@ from colossal._src.shardformer.styles import STYLES, StyleContext
 from colossal._src.tensor import (
     ParallelPlan,
     base_model_of,
+    carry_over_attributes,
+    carry_over_hooks,
     find_modules,
     parameter_names,
     refuse_collected_outputs,
+    refuse_gradient_hooks,
     unwrap_adapters,
 )
 from colossal.errors import MeshError, PlanError
@@ -202,14 +205,17 @@ def _apply_plan(model: nn.Module, plan: ParallelPlan, mesh: ParallelMesh, keep_s
     context = StyleContext(mesh, num_key_value_heads, gather_logits=not keep_sharded)
     # Both before anything is replaced: rows of a plan and tied parameters are those of the full model.
     chosen, ties = list(_styled_modules(model, base, plan)), find_tied_parameters(model)
+    _refuse_gradient_hooks(chosen)
     made: dict[nn.Module, nn.Module] = {}
     for root, name, module, style in chosen:
         # A module with several names must stay one module.
         if module not in made:
             for layer in layers_inside(module):
                 _check_kind(name, layer, style)
+            params = dict(module.named_parameters())
             shard = shard_adapted_layer if is_adapted(module) else shard_copied_layer if saved_copies(module) else None
             made[module] = (shard or _apply_style)(name, module, style, context)
+            _carry_over(module, params, made[module])
         path, _, last = name.rpartition(".")
         setattr(root.get_submodule(path), last, made[module])
     retie_parameters(model, ties, {layer for each in made.values() for layer in layers_inside(each)})
@@ -222,6 +228,22 @@ def _apply_plan(model: nn.Module, plan: ParallelPlan, mesh: ParallelMesh, keep_s
             module.register_forward_pre_hook(HeadInputSplitter(arguments, mesh), with_kwargs=True)
     _log_summary(model, len(made), size)
     return keep_sharded and any(style == "lm_head" for *_, style in chosen)
+
+
+def _refuse_gradient_hooks(chosen: Sequence[tuple[nn.Module, str, nn.Module, str]]) -> None:
+    for _, name, module, style in chosen:
+        if style not in _KEEP_MODULE or style == "moe_tp_experts":
+            refuse_gradient_hooks(module.named_parameters(name), "Tensor parallelism")
+
+
+def _carry_over(module: nn.Module, params: Mapping[str, nn.Parameter], new: nn.Module) -> None:
+    """Keep what the program has put on a module and its parameters, where others take their place."""
+    for name, parameter in new.named_parameters():
+        if name in params and params[name] is not parameter:
+            carry_over_attributes(params[name], parameter)
+    if new is not module:
+        carry_over_attributes(module, new)
+        carry_over_hooks(module, new)
 
 
 def _apply_style(_name: str, module: nn.Module, style: str, context: StyleContext) -> nn.Module:
@@ -251,6 +273,11 @@ def _check_kind(name: str, module: nn.Module, style: str) -> None:
     """Reject a layer whose forward method differs from that of the layer that would replace it."""
     if style in _KEEP_MODULE or type(module).__name__ in _COMPUTE_THE_SAME:
         return
+    if "forward" in vars(module):
+        raise PlanError(
+            "Tensor parallelism replaces layers that compute what their class does. Found that the forward method of "
+            f"{name} was replaced. Use a hook, register_forward_hook, or remove the layer from the plan."
+        )
     kinds = [kind for kind in type(module).__mro__ if kind in (nn.Linear, nn.Embedding) or kind.__name__ == "Conv1D"]
     if not kinds or type(module).forward is not kinds[0].forward:
         advice = "Remove it from the plan, so that it stays replicated."

@@ -44,6 +44,7 @@ from colossal._src.tensor.region import Region, RegionLayout
 from colossal._src.tensor.relayout import relayout
 from colossal._src.tensor.relayout_path import LayoutPath, greedy_path, plan_relayout
 from colossal._src.tensor.relayout_step import RelayoutStep, layout_difference, one_step_layouts
+from colossal._src.tensor.replaced import carry_over_attributes, carry_over_hooks, refuse_gradient_hooks
 from colossal._src.tensor.shard import shard, unshard
 
 if TYPE_CHECKING:
@@ -71,6 +72,8 @@ __all__ = [
     "TensorOperators",
     "backing_shard",
     "base_model_of",
+    "carry_over_attributes",
+    "carry_over_hooks",
     "comm_device",
     "configs_with_cache",
     "copy_placement",
@@ -92,6 +95,7 @@ __all__ = [
     "placement_of",
     "plan_relayout",
     "refuse_collected_outputs",
+    "refuse_gradient_hooks",
     "relayout",
     "set_backing_shard",
     "set_data",

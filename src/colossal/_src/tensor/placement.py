@@ -14,7 +14,7 @@ from colossal._src.tensor.layout import Extent, Layout
 from colossal._src.tensor.region import Region, RegionLayout
 from colossal.errors import PlanError
 
-_MARK = "_colossal_placement"
+PLACEMENT_ATTRIBUTE = "_colossal_placement"
 _RESTING = "_colossal_resting"
 IS_LOCAL = "is_local_view"
 """What a class of tensors says of itself whose objects are local tensors, on which its operations go further."""
@@ -244,7 +244,7 @@ def set_placement(tensor: torch.Tensor, placement: Placement) -> torch.Tensor:
             f"By its placement, this rank holds a tensor of the shape {placement.local_shape}. Found "
             f"{tuple(tensor.shape)}. Pass the local shard: what `shard` returns for the layout, or a range of it."
         )
-    setattr(tensor, _MARK, placement)
+    setattr(tensor, PLACEMENT_ATTRIBUTE, placement)
     return tensor
 
 
@@ -253,13 +253,13 @@ def copy_placement(tensor: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
     placement = known_placement(other)
     # Of another shape are states such as step counts.
     if placement is not None and tensor.shape == other.shape:
-        setattr(tensor, _MARK, placement)
+        setattr(tensor, PLACEMENT_ATTRIBUTE, placement)
     return tensor
 
 
 def known_placement(tensor: torch.Tensor) -> Placement | None:
     """Look up the placement that `set_placement` set; None for any other tensor, also for a DTensor."""
-    found: Any = getattr(tensor, _MARK, None)
+    found: Any = getattr(tensor, PLACEMENT_ATTRIBUTE, None)
     return found
 
 

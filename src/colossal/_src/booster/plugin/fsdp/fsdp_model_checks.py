@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from colossal._src.interface import check_dense_gradients
-from colossal._src.tensor import placement_of
+from colossal._src.tensor import placement_of, refuse_gradient_hooks
 from colossal.errors import ConfigError, UnsupportedError
 
 
@@ -40,6 +40,7 @@ def check_fully_shardable(model: nn.Module) -> None:
             "axis. Train layers of colossal.nn on such a mesh with TorchDDPPlugin, LowLevelZeroPlugin or "
             "GeminiPlugin, or use torch.nn's layers and HybridParallelPlugin."
         )
+    refuse_gradient_hooks(model.named_parameters(), "FSDP2")
     check_dense_gradients(model, "FSDP2")
 
 

@@ -29,7 +29,7 @@ from colossal._src.booster.plugin.wrap_units import find_units
 from colossal._src.cluster import ParallelMesh
 from colossal._src.comm import Channel, count_collective, int64_digest, reduce_scatter_fp8
 from colossal._src.interface import rebind_param_groups
-from colossal._src.tensor import move_module
+from colossal._src.tensor import carry_over_attributes, move_module
 from colossal.errors import ConfigError
 
 
@@ -145,8 +145,10 @@ class FSDPSharder:
                 sharded: Any = module
                 sharded.set_custom_reduce_scatter(_ReduceInEightBits())
                 sharded.set_force_sum_reduction_for_comms(True)
+            parts = dict(module.named_parameters(remove_duplicate=False))
+            for name, parameter in full.items():
+                carry_over_attributes(parameter, parts[name])
             if optimizer is not None:
-                parts = dict(module.named_parameters(remove_duplicate=False))
                 rebind_param_groups(optimizer, {each: parts[name] for name, each in full.items()}, shard_like)
         self._modules = modules
         if digests:
