@@ -17,10 +17,8 @@ RECORD = "docs/measured/gpu.md"
 """Where ``tests/gpu/run.py`` leaves what it found."""
 
 FACTS = {
-    ("en/concepts/distributed_training.md", "they need no GPU"): "processes on the CPU, which are counted on the page",
     ("en/concepts/distributed_training.md", "two GPUs with 3 GB of memory each"): "history, from AlexNet's paper",
     ("en/concepts/distributed_training.md", "an H100 has 80 GB"): "data sheets, and their ratio",
-    ("zh-Hans/concepts/distributed_training.md", "不需要 GPU"): "processes on the CPU, which are counted on the page",
     ("zh-Hans/concepts/distributed_training.md", "两块 3 GB 显存的 GPU"): "history, from AlexNet's paper",
     ("zh-Hans/concepts/distributed_training.md", "H100 有 80 GB"): "data sheets, and their ratio",
 }
