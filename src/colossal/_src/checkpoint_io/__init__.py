@@ -6,7 +6,12 @@ from typing import TYPE_CHECKING
 from colossal._src.checkpoint_io.api import CheckpointIO, GeneralCheckpointIO
 from colossal._src.checkpoint_io.checkpoint_group import CheckpointGroup, ProcessGroupIO, SingleProcessIO
 from colossal._src.checkpoint_io.checkpoint_manager import CheckpointManager
-from colossal._src.checkpoint_io.index_and_names import ADAPTER_CONFIG_FILE, ADAPTER_WEIGHTS_FILES, CheckpointIndexFile
+from colossal._src.checkpoint_io.index_and_names import (
+    ADAPTER_CONFIG_FILE,
+    ADAPTER_WEIGHTS_FILES,
+    CheckpointIndexFile,
+    full_path,
+)
 from colossal._src.checkpoint_io.source import read_torch, write_torch
 from colossal._src.checkpoint_io.staging import Staging, prepare_directory
 
@@ -29,6 +34,7 @@ __all__ = [
     "SingleProcessIO",
     "Staging",
     "adapter_config_file",
+    "full_path",
     "prepare_directory",
     "read_torch",
     "write_torch",

@@ -21,7 +21,7 @@ from colossal._src.checkpoint_io.content import (
 )
 from colossal._src.checkpoint_io.destination import Destination, ShardedDestination, SingleFileDestination
 from colossal._src.checkpoint_io.file_writers import FileWriter, SafetensorsWriter
-from colossal._src.checkpoint_io.index_and_names import MODEL, OLD_OPTIMIZER, OPTIMIZER, listing
+from colossal._src.checkpoint_io.index_and_names import MODEL, OLD_OPTIMIZER, OPTIMIZER, full_path, listing
 from colossal._src.checkpoint_io.model_state import ModelState
 from colossal._src.checkpoint_io.optimizer_state import OptimizerState, optimizer_tree, plain_of
 from colossal._src.checkpoint_io.save_queue import SaveQueue
@@ -106,7 +106,7 @@ class CheckpointIO:
         _require_full_tensors(gather_dtensor)
         from colossal._src.checkpoint_io.model_save_plan import ModelSavePlan
 
-        path = Path(checkpoint)
+        path = full_path(checkpoint, use_async)
         one = ModelSavePlan(model, path, shard, prefix, size_per_shard, use_safetensors, self._writers)
         self._save_queue.save(one.collect_content, one.make_writer, one.destination, use_async)
 
@@ -144,7 +144,7 @@ class CheckpointIO:
         _check_threads(num_threads)
         self._save_queue.wait_until_saved()
         state = self._writers.read(lambda: ModelState(unwrap_model(model), self._writers.rank))
-        with self._open(Path(checkpoint), _MODEL_KINDS, low_cpu_mem_mode) as source:
+        with self._open(full_path(checkpoint), _MODEL_KINDS, low_cpu_mem_mode) as source:
             self._writers.read(lambda: state.check(source.items, strict, checkpoint))
             self._writers.read(lambda: source.each_file(state.fill, num_threads))
         return model
@@ -180,7 +180,7 @@ class CheckpointIO:
         `SingleProcessIO` none.
         """
         _require_full_tensors(gather_dtensor)
-        path, names = Path(checkpoint), OPTIMIZER.with_prefix(prefix)
+        path, names = full_path(checkpoint, use_async), OPTIMIZER.with_prefix(prefix)
         rivals = [kind.with_prefix(prefix) for kind in _OPTIMIZER_KINDS]
 
         def collect_content() -> Content:
@@ -224,7 +224,7 @@ class CheckpointIO:
         _check_threads(num_threads)
         self._save_queue.wait_until_saved()
         state = OptimizerState(optimizer, self._writers.rank)
-        with self._open(Path(checkpoint), _OPTIMIZER_KINDS, low_cpu_mem_mode) as source:
+        with self._open(full_path(checkpoint), _OPTIMIZER_KINDS, low_cpu_mem_mode) as source:
             restore = self._writers.read(lambda: state.prepare(optimizer_tree(source), checkpoint))
             self._writers.read(lambda: restore(num_threads))
 
@@ -291,7 +291,8 @@ class CheckpointIO:
         def make_writer(content: Content, save_id: str) -> FileWriter:
             return SafetensorsWriter([content.entries], save_id, self._writers.rank, content.plain[None])
 
-        self._save_queue.save(collect_content, make_writer, lambda: SingleFileDestination(Path(checkpoint)), use_async)
+        path = full_path(checkpoint, use_async)
+        self._save_queue.save(collect_content, make_writer, lambda: SingleFileDestination(path), use_async)
 
     def load_plain(self, checkpoint: str | Path) -> Any:
         """Load what `save_plain` wrote, or a dict that PyTorch saved.
@@ -309,7 +310,7 @@ class CheckpointIO:
         `SingleProcessIO` none.
         """
         self._save_queue.wait_until_saved()
-        with self._open(Path(checkpoint), (), low_cpu_mem_mode=self._member is not None) as source:
+        with self._open(full_path(checkpoint), (), low_cpu_mem_mode=self._member is not None) as source:
             return self._writers.read(partial(_read_plain, source))
 
     def synchronize(self) -> None:

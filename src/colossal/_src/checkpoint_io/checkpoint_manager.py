@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from colossal._src.checkpoint_io.api import CheckpointIO
-from colossal._src.checkpoint_io.index_and_names import listing
+from colossal._src.checkpoint_io.index_and_names import full_path, listing
 from colossal._src.checkpoint_io.staging import sync
 from colossal._src.cluster import AXES
 from colossal._src.comm import RandomStreams, draw_number, stream_seed
@@ -40,7 +40,7 @@ class CheckpointManager:
     """
 
     def __init__(self, root: str | Path, io: CheckpointIO) -> None:
-        self._root, self._io = Path(root), io
+        self._root, self._io = full_path(root), io
 
     def save(
         self,
@@ -58,13 +58,14 @@ class CheckpointManager:
                 f"A step is at least 0, and at least 1 state is kept. Found step={step}, keep={keep}. "
                 "Count steps from 0; the default is keep=2."
             )
-        clear = partial(_remove_temporary, self._root)
+        root = full_path(self._root, use_async)
+        clear = partial(_remove_temporary, root)
         self._io.after(clear, use_async)
         try:
-            temporary = self._root / f".step-{step:08d}.tmp"
+            temporary = root / f".step-{step:08d}.tmp"
             data = {} if dataloader is None else {_DATA: dataloader.state_dict()}
             self._save(temporary, data | {"step": step}, model, optimizer, lr_scheduler, use_async)
-            self._io.after(partial(_commit, self._root, temporary, step, keep), use_async)
+            self._io.after(partial(_commit, root, temporary, step, keep), use_async)
         finally:
             self._io.after(clear, use_async, always=True)
 

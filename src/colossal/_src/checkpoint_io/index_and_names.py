@@ -130,6 +130,12 @@ def _revision(number: int) -> str:
     return f".{number}" if number else ""
 
 
+def full_path(path: str | Path, use_async: bool = False) -> Path:
+    """Find where a path points; for a save in the background whatever the working directory is when it ends."""
+    found = Path(path).expanduser()
+    return found.absolute() if use_async else found
+
+
 def listing(items: Iterable[object]) -> str:
     """Return the items with commas, the first few of them if they are many."""
     items = [str(item) for item in items]

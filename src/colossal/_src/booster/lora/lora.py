@@ -16,7 +16,13 @@ from colossal._src.booster.lora.adapter_directory import (
     write_adapter_directory,
 )
 from colossal._src.booster.lora.adapter_injection import adapter_tree, inject_adapters, require_peft, restore_on_error
-from colossal._src.checkpoint_io import ADAPTER_WEIGHTS_FILES, CheckpointGroup, CheckpointIO, adapter_config_file
+from colossal._src.checkpoint_io import (
+    ADAPTER_WEIGHTS_FILES,
+    CheckpointGroup,
+    CheckpointIO,
+    adapter_config_file,
+    full_path,
+)
 from colossal._src.cluster import Axis, ParallelMesh, current_mesh
 from colossal._src.comm import Channel
 from colossal._src.interface import ModelWrapper, full_spec_of, is_peft_model, unwrap_compiled, unwrap_model
@@ -137,7 +143,7 @@ class Lora:
             with rng_of_first_rank(self._axes, device, self._mesh):
                 adapted = self._writers.read(lambda: inject_adapters(model, config))
             if pretrained_dir is not None:
-                weights = self._writers.read(lambda: adapter_weights_path(Path(pretrained_dir)))
+                weights = self._writers.read(lambda: adapter_weights_path(full_path(pretrained_dir)))
                 self._io.load_model(adapter_tree(adapted), weights)
         return adapted
 
@@ -159,7 +165,7 @@ class Lora:
         """
         require_peft()
         tree, adapted = _adapters_of(model)
-        directory = Path(checkpoint)
+        directory = full_path(checkpoint)
         aside = directory / f".{ADAPTER_WEIGHTS_FILES[use_safetensors]}.aside"
         self._writers.write(lambda: prepare_adapter_directory(directory))
         self._io.save_model(tree, aside, use_safetensors=use_safetensors)
@@ -197,7 +203,7 @@ class Lora:
             )
 
     def _config(self, pretrained_dir: str | Path | None, lora_config: "LoraConfig | None") -> "LoraConfig":
-        return read_adapter_config(Path(pretrained_dir)) if pretrained_dir is not None else lora_config  # type: ignore[return-value]
+        return read_adapter_config(full_path(pretrained_dir)) if pretrained_dir is not None else lora_config  # type: ignore[return-value]
 
     def _quantize(self, model: nn.Module, device: torch.device, config: Any) -> None:
         if self._quantizer is None:
