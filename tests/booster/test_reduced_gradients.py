@@ -145,7 +145,20 @@ def two_passes(plugin: str | None) -> Any:
     return run.state()
 
 
-WAYS = (thaw, take_turns, thaw_while_accumulating, two_losses, two_passes)
+def passes_across_no_sync(plugin: str | None) -> Any:
+    """Forward passes outside of no_sync, and backward passes inside of it; and the other way round."""
+    run = Run(plugin)
+    for step in (0, 2):
+        first = run.model(run.batch(step))
+        with run.booster.no_sync(run.model):
+            run.optimizer.backward(first.square().mean())
+            second = run.model(run.batch(step + 1))
+        run.optimizer.backward(second.square().mean())
+        run.step()
+    return run.state()
+
+
+WAYS = (thaw, take_turns, thaw_while_accumulating, two_losses, two_passes, passes_across_no_sync)
 
 
 def all_ways(plugin: str) -> dict[str, Any]:

@@ -18,7 +18,7 @@ MAX_HOW_TO_LINES = 300
 
 _COMPARISON = re.compile(r"assert\w*|allclose|array_equal|equal|isclose|expect_\w+|draw_figure|SavedTensorCounter")
 _DRAWING = ("matplotlib", "colossal.testing")
-_USEFUL = "fake_world"  # the one function of colossal.testing that a program uses: to plan for ranks that it lacks
+_USEFUL = ("fake_world", "find_storages")  # what programs use: to plan for ranks that they lack, and to measure
 _MAKE_FIGURES = ("subplots", "figure")
 _STEPS = ("backward", "execute_pipeline")
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)
@@ -156,7 +156,7 @@ def _drawing_names(node: ast.AST) -> Iterator[str]:
     if isinstance(node, ast.Import):
         yield from (alias.asname or alias.name.partition(".")[0] for alias in node.names if _draws(alias.name))
     elif isinstance(node, ast.ImportFrom) and node.module and _draws(node.module):
-        yield from (alias.asname or alias.name for alias in node.names if alias.name != _USEFUL)
+        yield from (alias.asname or alias.name for alias in node.names if alias.name not in _USEFUL)
     elif isinstance(node, ast.Assign) and _makes_figure(node.value):
         yield from (part.id for target in node.targets for part in ast.walk(target) if isinstance(part, ast.Name))
 

@@ -75,7 +75,7 @@ class OptimizerWrapper(ClippingMixin):
         self._max_norm, self._norm_type, self._peers = max_norm, norm_type, peers
         self._name_masters(masters.pairs if masters else {})
         self._zero_grad_hooks: list[Callable[[], None]] = []
-        self._backward_hooks: list[Callable[[torch.Tensor], None]] = []
+        self._prepare_backward: list[Callable[[torch.Tensor], None]] = []
         self._reduced: frozenset[torch.Tensor] | None = None
         self._has_scaled_grads = False
         self._nonfinite: NonFiniteCheck | None = None
@@ -164,7 +164,7 @@ class OptimizerWrapper(ClippingMixin):
         Args:
             callback: Called before each with a tensor that it begins with.
         """
-        self._backward_hooks.append(callback)
+        self._prepare_backward.append(callback)
 
     def limit_parameters(self, parameters: Iterable[torch.Tensor]) -> None:
         """Reject groups with other parameters, whose gradients would stay those of one rank.
@@ -188,7 +188,7 @@ class OptimizerWrapper(ClippingMixin):
         self._has_scaled_grads = True
         if self._nonfinite is not None:
             self._nonfinite.record_loss(loss)
-        for callback in self._backward_hooks:
+        for callback in self._prepare_backward:
             callback(loss)
         with self._backward_pass(), self.scaler.scaled_loss(loss, self.optim) as scaled:
             torch.autograd.backward(scaled, retain_graph=retain_graph, inputs=inputs)
@@ -213,7 +213,7 @@ class OptimizerWrapper(ClippingMixin):
         """
         inputs = None if inputs is None else list(inputs)
         self._has_scaled_grads = True
-        for callback in self._backward_hooks:
+        for callback in self._prepare_backward:
             callback(tensor if isinstance(tensor, torch.Tensor) else tensor[0])
         with self._backward_pass():
             torch.autograd.backward(tensor, grad, retain_graph=retain_graph, inputs=inputs)

@@ -20,7 +20,7 @@ class ReplicatedModel:
 
     [Note: what trains] It reduces the gradients of what trained when it was built, and waits for all of these. So it is
     built anew, without communication, for the first forward pass after another parameter was frozen or thawed, which
-    all ranks do alike.
+    all ranks do in the same way.
 
     [Note: passes] It reduces the gradients of one backward pass for each forward pass, and leaves those of a second
     one, of another loss of the same outputs, as they are on each rank. So the optimizer prepares it for that pass. As
@@ -70,11 +70,11 @@ class ReplicatedModel:
             self._is_prepared = self._is_expected = True
 
     def _before_backward(self, loss: torch.Tensor) -> None:
-        if self._ddp.require_backward_grad_sync:
-            if not self._is_prepared:  # what a forward pass does
-                self._ddp.reducer._rebuild_buckets()  # noqa: SLF001 (it has no public name)
-                self._ddp.reducer.prepare_for_backward([loss] if self._ddp.find_unused_parameters else [])
-            self._is_prepared, self._is_expected = False, True
+        if self._ddp.require_backward_grad_sync and not self._is_prepared:  # what a forward pass does
+            self._ddp.reducer._rebuild_buckets()  # noqa: SLF001 (it has no public name)
+            self._ddp.reducer.prepare_for_backward([loss] if self._ddp.find_unused_parameters else [])
+        # also inside of no_sync: what a forward pass outside has prepared is reduced by any backward pass
+        self._is_prepared, self._is_expected = False, True
 
     def _reset(self) -> None:
         """Discard what a backward pass left that an exception ended, so that the next batch can follow."""
