@@ -71,10 +71,13 @@ class MasterParams(ABC):
 
     @abstractmethod
     def holds_grad(self, working: nn.Parameter) -> bool:
-        """Return whether a gradient of a working parameter has moved here.
+        """Say whether the gradient of a working parameter has moved here.
 
         Args:
             working: A parameter of the model.
+
+        Returns:
+            True: the optimizer holds it, and the parameter has none.
         """
 
     @abstractmethod
