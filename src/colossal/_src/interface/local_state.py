@@ -64,7 +64,7 @@ def _refuse_shard(tensor: torch.Tensor) -> NoReturn:
 
 def mark_local_state(model: nn.Module, missing: str) -> None:
     """Make the `state_dict` of a model say that it has shards of tensors, or some layers, only."""
-    message = _MODEL.format(f"one rank, which has only a part of {missing}")
+    message = _MODEL.format(f"one rank, with {missing}")
 
     def mark(module: nn.Module, state: dict[str, Any], prefix: str, _metadata: Any) -> LocalState:
         owners = {f"{prefix}{name}": each for name, each in module.named_parameters(remove_duplicate=False)}
