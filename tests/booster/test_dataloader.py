@@ -163,7 +163,7 @@ class Stream(IterableDataset):
         (range(4), 0, {}, ConfigError, "Found batch_size=0"),
         (range(4), 2, {"sampler": None}, ConfigError, "Found sampler"),
         (range(4), 2, {"generator": torch.Generator()}, ConfigError, "Pass seed=generator.initial_seed"),
-        (range(0), 2, {}, ConfigError, "Found an empty range"),
+        (range(0), 2, {"shuffle": True}, ConfigError, "Found an empty range"),
         (Stream(), 2, {}, UnsupportedError, "Found Stream, an IterableDataset"),
     ],
 )

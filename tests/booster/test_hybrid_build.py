@@ -29,7 +29,7 @@ LAYERS = (
 )
 LAYER_OF = {package: number for number, packages in enumerate(LAYERS) for package in packages}
 MOST_UPWARD = 2
-MODULE_FILE = nn.Module.register_parameter.__code__.co_filename
+CALL_HOOKS = {kind.__code__.co_filename for kind in (nn.Module.__call__, torch.optim.Optimizer.profile_hook_step)}
 
 
 def filled(model: nn.Module) -> nn.Module:
@@ -59,7 +59,7 @@ def module_of(frame: FrameType) -> str | None:
 def upward_calls(function: Any, *args: Any) -> list[str]:
     """The calls from a module of the library straight into one on a higher layer.
 
-    What `nn.Module` calls by itself is none: a hook that legacy registers with torch is called for the modules of all.
+    What torch calls by itself is none: a hook that is registered with it is called for all modules or optimizers.
     """
     found = []
 
@@ -67,7 +67,7 @@ def upward_calls(function: Any, *args: Any) -> list[str]:
         if event != "call" or (target := module_of(frame)) is None:
             return
         caller = frame.f_back
-        if caller is not None and caller.f_code.co_filename == MODULE_FILE:
+        if caller is not None and caller.f_code.co_filename in CALL_HOOKS:
             return
         while caller is not None and module_of(caller) is None:
             caller = caller.f_back

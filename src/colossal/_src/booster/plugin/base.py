@@ -132,10 +132,11 @@ class Plugin(ABC):
             The loader of this rank's batches.
 
         Raises:
-            ConfigError: `batch_size` is below 1, the dataset is empty, or `kwargs` names a sampler or a generator.
+            ConfigError: `batch_size` is below 1, an empty dataset is shuffled, or `kwargs` names a sampler or
+                generator.
             UnsupportedError: The dataset is iterable and so has no order to divide.
         """
-        check_loader(dataset, batch_size, kwargs)
+        check_loader(dataset, batch_size, shuffle, kwargs)
         rank, size = self.data_parallel_rank_and_size()
         sampler = (distributed_sampler_cls or EpochSampler)(
             dataset, num_replicas=size, rank=rank, shuffle=shuffle, seed=seed, drop_last=drop_last

@@ -137,7 +137,7 @@ class ResumableLoader(DataLoader[Any]):
         self._position = epoch, samples
 
 
-def check_loader(dataset: Dataset[Any], batch_size: int, kwargs: dict[str, Any]) -> None:
+def check_loader(dataset: Dataset[Any], batch_size: int, shuffle: bool, kwargs: dict[str, Any]) -> None:
     """Reject what has no order to divide, and a second sampler."""
     if batch_size < 1:
         raise ConfigError(f"A batch has at least 1 sample on each rank. Found batch_size={batch_size}. Pass 1 or more.")
@@ -156,10 +156,10 @@ def check_loader(dataset: Dataset[Any], batch_size: int, kwargs: dict[str, Any])
             f"prepare_dataloader shards a dataset by index. Found {type(dataset).__name__}, an IterableDataset. "
             "Shard it by rank in its __iter__, and build a torch DataLoader."
         )
-    if len(cast("Any", dataset)) == 0:
+    if shuffle and len(cast("Any", dataset)) == 0:  # without it, one that is evaluated on nothing
         raise ConfigError(
-            f"A dataset that is sharded has at least 1 sample. Found an empty {type(dataset).__name__}. Check the path "
-            "and the filters that it was made with."
+            f"A dataset that is shuffled has at least 1 sample. Found an empty {type(dataset).__name__}. Check the "
+            "path and the filters that it was made with."
         )
 
 
