@@ -67,7 +67,7 @@ def test_a_rank_that_hangs_is_ended_and_says_where_it_was(module) -> None:
 def test_after_a_failure_the_others_are_ended_soon(module) -> None:
     name = module("if rank == 1:\n    sys.exit('broken')\ntime.sleep(600)")
     started = time.monotonic()
-    first, second = run_ranks(name, 2)
+    first, second = run_ranks(name, 2, timeout_seconds=120)
     assert time.monotonic() - started < 100
     assert (first.code, second.code, second.printed) == (None, 1, "broken")
 

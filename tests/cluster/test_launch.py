@@ -26,6 +26,7 @@ from colossal._src.cluster.mesh import set_ambient_mesh
 from colossal._src.cluster.process_spec import ProcessSpec
 from colossal._src.cluster.rendezvous import WorldSpec, connect_to_store, connecting, form_world
 from colossal._src.cluster.watchdog import watchdog_settings
+from colossal._src.testing.limits import scaled
 from colossal.cluster import Config, DistCoordinator, current_mesh, get_default_parser
 from colossal.errors import ConfigError, LaunchError, MeshError
 from colossal.testing import fake_world, run_processes
@@ -211,7 +212,9 @@ def test_a_port_held_by_a_silent_program_is_an_error_within_the_timeout() -> Non
 def test_a_program_ends_although_torch_still_waits_for_a_silent_one() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         program = f"import colossal; colossal.launch(1, 2, '127.0.0.1', {silent.getsockname()[1]}, timeout_seconds=1)"
-        done = subprocess.run([sys.executable, "-c", program], check=False, capture_output=True, text=True, timeout=35)
+        done = subprocess.run(
+            [sys.executable, "-c", program], check=False, capture_output=True, text=True, timeout=scaled(120)
+        )
     assert done.returncode == 1
     assert "colossal.errors.LaunchError: Rank 1 must reach rank 0" in done.stderr
 

@@ -2,6 +2,7 @@
 
 import logging
 import os
+import re
 import resource
 import signal
 import subprocess
@@ -101,7 +102,7 @@ def test_nothing_is_left_when_all_ranks_were_killed(tmp_path) -> None:
     before = set(VISIBLE.iterdir())
     with pytest.raises(WorldError) as caught:
         run_processes(die_together, 3, str(tmp_path), fresh=True)
-    assert str(caught.value).count("died with exit code -9") == 3
+    assert len(re.findall(r"^Rank \d: The process died with exit code -9", str(caught.value), re.MULTILINE)) == 3
     memory = {int(file.read_text()) for file in tmp_path.iterdir()}
     assert len(memory) == 1
     assert not users_of(memory.pop())

@@ -12,6 +12,7 @@ import inspect
 import multiprocessing
 import os
 import pickle
+import re
 import signal
 import sys
 import tempfile
@@ -42,6 +43,9 @@ PRELOADED = ["torch", "torch._dynamo", "torch.distributed.device_mesh", "colossa
 
 GRACE_SECONDS = 5.0
 """How long the other ranks may still take once one has failed: they often fail with it, and say why."""
+
+_WAITS = re.compile(r"distributed_c10d\.py|_shm/engine\.py")
+"""What is in the stack of a rank that waits for others."""
 
 # [Note: reused processes]
 # Inside `reuse_processes`, a process serves one call after the other, each in a new process group over a new store:
@@ -187,6 +191,12 @@ class _RankRun:
         below = lines[frames[-1] :] if frames else lines
         return next((line for line in below if line and not line[0].isspace()), "no reason was given")
 
+    @property
+    def is_consequence(self) -> bool:
+        """Whether another rank failed before: this one has lost it, or was waiting for it to the end."""
+        waits = self.error is not None and "Current thread " in self.error and bool(_WAITS.search(self.error))
+        return waits or LOST_PEER.search(self.reason) is not None
+
     def send(self) -> None:
         with suppress(BrokenPipeError):  # it is dead, and `receive` says so
             self.process.orders.send(self.order)
@@ -312,9 +322,9 @@ def _collect(ranks: list[_RankRun], timeout_seconds: float) -> list[_RankRun]:
 def _failure(failed: list[_RankRun], size: int) -> WorldError:
     """The error whose first line says why a rank failed first; below it are the reports of all that did.
 
-    The peers of a rank that fails may report that they lost it before its own error arrives.
+    The peers of a rank that fails may report that they lost it before its own error arrives, or wait for it.
     """
-    ordered = sorted(failed, key=lambda rank: LOST_PEER.search(rank.reason) is not None)
+    ordered = sorted(failed, key=lambda rank: rank.is_consequence)
     reports = "\n".join(f"Rank {rank.order.rank}: {rank.error}" for rank in ordered)
     first = f"Rank {ordered[0].order.rank} of {size}: {ordered[0].reason}"
     return WorldError(f"{first}\n{len(failed)} of {size} processes failed, the first one first.\n{reports}")
