@@ -28,5 +28,6 @@ def find_storages() -> dict[int, torch.UntypedStorage]:
     tensors = [each for each in gc.get_objects() if issubclass(type(each), torch.Tensor)]
     tensors += [each.grad for each in tensors if each.is_leaf and each.grad is not None]
     tensors = [getattr(each, "_local_tensor", each) for each in tensors]
-    found = [each.untyped_storage() for each in tensors if type(each) in plain and not each.is_meta]
+    dense = [each for each in tensors if type(each) in plain and each.layout is torch.strided and not each.is_meta]
+    found = [each.untyped_storage() for each in dense]
     return {storage.data_ptr(): storage for storage in found if storage.nbytes()}
