@@ -220,7 +220,7 @@ def _acknowledge_translations(suite: Suite, names: Sequence[str]) -> int:
 
 
 def _write_figures(suite: Suite, names: Sequence[str], options: Any) -> int:
-    """Writes the figures of the pages' last run, and those of other languages; says what has changed."""
+    """Writes the figures of the pages' last run; says what has changed."""
     records = Records(options.build.resolve().with_name(FOLDER_NAME))
     last = [record for record in records.read() if record["page"] in names and record["lang"] == LANGUAGES[0]]
     drawn = {

@@ -54,9 +54,7 @@ def _add_choices(parser: argparse.ArgumentParser) -> None:
         "--translations", action="store_true", help="list the sections that are older than the original"
     )
     parser.add_argument("--ack", action="store_true", help="note that the translations say what the originals say now")
-    parser.add_argument(
-        "--figures", action="store_true", help="take over what the named pages drew last, and translate all figures"
-    )
+    parser.add_argument("--figures", action="store_true", help="take over what the named pages drew last")
     parser.add_argument("--tables", action="store_true", help="write the tables about plugins, from docs/plugins.toml")
     parser.add_argument("--record", action="store_true", help="keep the records in docs/verified; of every page")
     parser.add_argument("--update-outputs", action="store_true", help="rewrite the stale output blocks of what is run")

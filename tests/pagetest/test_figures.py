@@ -1,11 +1,11 @@
-"""Figures: the labels of other languages are translated by a table, and `--check` compares table and figures."""
+"""Figures: other languages show the English ones, with labels that a table translates."""
 
 import json
 from pathlib import Path
 
 import pytest
 
-from pagetest.checks.figures import FILE, FigureLabels, Figures, labels
+from pagetest.checks.figures import FILE, FigureLabels, Figures, labels, own_address
 from pagetest.model.tree import Tree
 
 pytestmark = pytest.mark.slow
@@ -24,7 +24,6 @@ TRANSLATED = (
 @pytest.fixture
 def tree(tmp_path: Path) -> Tree:
     write(tmp_path / "source/en/images/curve.svg", FIGURE)
-    write(tmp_path / "source/zh-Hans/images/curve.svg", TRANSLATED)
     write_table(tmp_path / "source", TABLE)
     return Tree(tmp_path / "source")
 
@@ -72,13 +71,30 @@ def test_a_translation_without_the_numbers_is_named(tree) -> None:
     assert faults(tree)[0] == "zh-Hans/figures.json:3: `rank` must have a # for each number of `rank #`"
 
 
-@pytest.mark.parametrize("change", ["is older", "is missing"])
-def test_a_figure_that_is_not_the_translated_one_is_named(tree, change) -> None:
-    figure = tree.source / "zh-Hans/images/curve.svg"
-    figure.unlink() if change == "is missing" else figure.write_text(FIGURE, encoding="utf-8")
+def test_a_figure_that_is_translated_when_pages_are_built_is_not_stored(tree) -> None:
+    write(tree.source / "zh-Hans/images/curve.svg", TRANSLATED)
     (found,) = faults(tree)
-    assert found.startswith("zh-Hans/images/curve.svg:1: this is not ")
-    assert found.endswith("en/images/curve.svg with translated labels: `docs_test.py --figures`")
+    assert found.startswith("zh-Hans/images/curve.svg:1: the page draws this figure, in English: remove it, and link ")
+
+
+def test_other_languages_show_the_english_figure_with_their_labels(tree) -> None:
+    figures, original = Figures(tree), tree.source / "en/images/curve.svg"
+    assert list(figures.translated("zh-Hans")) == [("images/curve.svg", TRANSLATED.encode())]
+    assert figures.shown(original, "zh-Hans") == TRANSLATED.encode()
+    assert list(figures.translated("en")) == []
+    assert figures.shown(original, "en") == FIGURE.encode()
+
+
+def test_a_figure_that_a_language_has_itself_is_shown(tree) -> None:
+    own = tree.source / "zh-Hans/images/curve.svg"
+    write(own, "<svg>own</svg>")
+    assert list(Figures(tree).translated("zh-Hans")) == []
+    assert Figures(tree).shown(own, "zh-Hans") == b"<svg>own</svg>"
+
+
+def test_a_built_page_links_the_figure_of_its_language() -> None:
+    assert own_address("![a](../../en/images/a.svg) [b](b.md)") == "![a](../images/a.svg) [b](b.md)"
+    assert own_address("![a](../en/images/a.svg)") == "![a](images/a.svg)"
 
 
 @pytest.mark.parametrize(("content", "message"), [("{", "this is no JSON"), ("[1]", "this is not of the form")])
@@ -95,7 +111,7 @@ def test_a_figure_of_a_script_is_left_alone(tree) -> None:
     assert faults(tree) == []
 
 
-def test_the_figures_of_the_last_run_are_taken_over_and_translated(docs, capsys) -> None:
+def test_the_figures_of_the_last_run_are_taken_over(docs, capsys) -> None:
     code = f"from pathlib import Path\nPath('curve.svg').write_text({FIGURE!r})\nPath('other.svg').write_text('<svg/>')"
     docs.add("lesson", code)
     write_table(docs.source, TABLE)
@@ -104,9 +120,8 @@ def test_the_figures_of_the_last_run_are_taken_over_and_translated(docs, capsys)
     assert docs.main("--figures") == 0
     assert (docs.source / "en/images/curve.svg").read_text() == "<svg/>", "no page is named"
     assert docs.main("lesson", "--figures") == 0
-    assert capsys.readouterr().out.endswith("2 figures changed\n")
+    assert capsys.readouterr().out.endswith("1 figure changed\n")
     assert (docs.source / "en/images/curve.svg").read_text() == FIGURE
-    assert (docs.source / "zh-Hans/images/curve.svg").read_text() == TRANSLATED
     assert not (docs.source / "en/images/other.svg").exists(), "only figures that the pages show"
     assert docs.main("lesson", "--figures") == 0
     assert capsys.readouterr().out == "0 figures changed\n"

@@ -4,7 +4,6 @@ import base64
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
@@ -12,8 +11,10 @@ from pagebuild.notebook.kind import NO_CODE, ONE_RANK, notebook_kind
 from pagebuild.notebook.texts import alert_title, format_text
 from pagebuild.runs import make_fence
 from pagebuild.site.reference import summary
+from pagetest.checks.figures import Figures
 from pagetest.model.page import RUN, Block, Page
 from pagetest.model.sections import anchors
+from pagetest.model.tree import Tree
 from pagetest.outputs.blocks import outputs_of
 
 TYPES = {
@@ -37,13 +38,18 @@ _TARGET = re.compile(r"\]\(([^()\s]+)\)")
 _MARKDOWN = re.compile(r"([^#?:]+)\.md(#.*)?")
 
 
-def data_url(page: Path, target: str) -> str | None:
+def data_url(page: Page, target: str) -> str | None:
     """The content of an image as an address, which JupyterLab shows for every type; None for what is no image."""
-    file = page.parent / unquote(target)
+    file = (page.path.parent / unquote(target)).resolve()
     kind = TYPES.get(file.suffix.lower())
     if kind is None or not file.is_file():
         return None
-    return f"data:{kind};base64,{base64.b64encode(file.read_bytes()).decode()}"
+    return f"data:{kind};base64,{base64.b64encode(_figures(page).shown(file, page.language)).decode()}"
+
+
+def _figures(page: Page) -> Figures:
+    """The figures of the tree that the page is in."""
+    return Figures(Tree(page.path.resolve().parents[page.name.count("/") + 1]))
 
 
 def summarize_object(found: Mapping[str, Any], language: str) -> str:
@@ -117,7 +123,7 @@ class NotebookTranslator:
             if number in code:
                 continue
             image = _IMAGE.fullmatch(line)
-            address = image and data_url(self.page.path, image.group(2))
+            address = image and data_url(self.page, image.group(2))
             if image and address:
                 self._set_lines(
                     number, [*_SEPARATOR, f'<img alt="{_escaped(image.group(1))}" src="{address}">', *_SEPARATOR]
@@ -135,7 +141,7 @@ class NotebookTranslator:
         page = _MARKDOWN.fullmatch(target)
         if page and target in {link.text for link in self.page.links}:
             return f"]({page.group(1)}.ipynb)"
-        return f"]({data_url(self.page.path, target) or target})"
+        return f"]({data_url(self.page, target) or target})"
 
     def _rewrite_block(self, block: Block) -> None:
         opening, closing = block.line - 1, block.end

@@ -11,6 +11,7 @@ from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
 from pagebuild.runs import machine_name
+from pagetest.checks.figures import own_address
 from pagetest.model.page import Block, FrontMatter, Page
 
 _SENTENCE = re.compile(".+?(?:[\u3002\uff01\uff1f]|[.!?](?=\\s+[^a-z]|$))")
@@ -107,4 +108,5 @@ def front_matter(name: str, language: str, facts: PageFacts, **words: str) -> st
 
 def website_page(page: Page, facts: PageFacts, description: str) -> str:
     """A tutorial: line N of the author is line N + 3 of the website; the author's front matter is in the new one."""
-    return front_matter(page.name, page.language, facts, description=description) + "\n".join(page.body)
+    body = "\n".join(map(own_address, page.body))
+    return front_matter(page.name, page.language, facts, description=description) + body

@@ -14,6 +14,7 @@ from pagebuild.site.edition import BrokenInputError, Edition
 from pagebuild.site.front_matter import PageFacts, first_sentence, front_matter, website_page
 from pagebuild.site.project import Project
 from pagebuild.site.reference import reference_page, summary
+from pagetest.checks.figures import Figures
 from pagetest.finding import Finding
 from pagetest.model.page import Page
 from pagetest.model.tree import LANGUAGES
@@ -106,6 +107,8 @@ class EditionWriter:
                 place = file.relative_to(folder)
                 if file.suffix.lower() in IMAGES and not any(part.startswith((".", "_")) for part in place.parts):
                     yield f"{self.edition.folder(language)}/{place.as_posix()}", file.read_bytes()
+            for name, content in Figures(self.edition.tree).translated(language):
+                yield f"{self.edition.folder(language)}/{name}", content
 
     def _reference(self) -> Iterator[tuple[str, bytes]]:
         """The pages of the API reference; what is edited is the table of its contents, or the page to begin with."""

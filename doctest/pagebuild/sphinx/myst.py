@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from pagebuild.runs import machine_name, make_fence, shown_outputs
 from pagebuild.sphinx.texts import texts_of
+from pagetest.checks.figures import own_address
 from pagetest.model.page import CHECK, FIGURE, Alert, Block, Page, Tabs
 from pagetest.results.run_finder import RecordedRun
 
@@ -64,7 +65,7 @@ class _LineEdits:
     changed: dict[int, list[str]] = field(default_factory=dict)
 
     def current(self, line: int) -> list[str]:
-        return self.changed.get(line, [self.page.body[line - 1]])
+        return self.changed.get(line, [own_address(self.page.body[line - 1])])
 
     def replace(self, line: int, *texts: str) -> None:
         self.changed[line] = list(texts)

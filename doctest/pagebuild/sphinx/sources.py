@@ -13,6 +13,7 @@ from pagebuild.runs import FindRun, shown_run
 from pagebuild.sphinx.myst import MystPage, to_myst
 from pagebuild.sphinx.reference import reference_pages, toctree
 from pagebuild.sphinx.texts import texts_of
+from pagetest.checks.figures import Figures
 from pagetest.checks.navigation import LABELS
 from pagetest.model.tree import Tree
 
@@ -36,6 +37,9 @@ class SphinxSources:
         written = dict(self._write_pages(language, target))
         if (pictures := self.tree.source / language / "images").is_dir():
             shutil.copytree(pictures, target / "images")
+        for place, content in Figures(self.tree).translated(language):
+            (target / place).parent.mkdir(parents=True, exist_ok=True)
+            (target / place).write_bytes(content)
         shutil.copytree(self.locales, target / "locale")
         (target / API_FOLDER).mkdir()
         for name, text in reference_pages(self.contents, self.inventory, language).items():

@@ -1,4 +1,8 @@
-"""Figures: those of other languages are the English ones with translated labels, unless a script draws them in both."""
+"""Figures: what pages draw is stored in English, and has translated labels where a page of another language is built.
+
+A page of another language links the English figure, which readers of the repository see. A figure that the language has
+itself, drawn by a script, is taken as it is.
+"""
 
 import json
 import re
@@ -21,6 +25,7 @@ _NUMBER = re.compile(r"\d[\d,.]*(?<![,.])")
 _WORD = re.compile(r"[a-z]{2}")
 # how scripts name what they draw: def booster_overview, "concepts_world": draw_world, save("launch_turns"), "a.svg"
 _DRAWN_BY_SCRIPT = re.compile(r'(?:def |save\("|"(?=\w+\.svg"|\w+": draw_))(\w+)')
+_ENGLISH, _OWN = f"../{LANGUAGES[0]}/images/", "images/"  # what a page of another language links, and what is built
 _CODE_OR_NAME = re.compile(r"\S*[A-Z\d_.=()/]\S*")  # one word that is no plain one: all_reduce, LoRA, loss.backward()
 
 
@@ -81,49 +86,69 @@ class FigureLabels:
 
 @dataclass(frozen=True)
 class Figures:
-    """The figures of a tree that pages draw, in all languages."""
+    """The figures of a tree that pages draw, in English; other languages show them with translated labels."""
 
     tree: Tree
 
     def faults(self) -> Iterator[Finding]:
-        """Labels without a translation, rows without a label, and figures that are not the translated English ones."""
+        """Labels without a translation, rows without a label, and translated figures, which nobody would renew."""
         used = {label for file in self._originals for label in labels(_read(file))}
         for language in LANGUAGES[1:]:
             table = self._table(language)
             yield from table.faults(used)
-            for original, figure in self._pairs(language):
-                name, text = original.name, _read(original)
-                missing = table.missing(text)
-                for label in missing:
-                    yield Finding(table.path, 1, f"the label `{label}` of {name} has no translation: add a row")
-                if not missing and (not figure.is_file() or _read(figure) != table.translate(text)):
-                    message = f"this is not {display_path(original)} with translated labels: `docs_test.py --figures`"
-                    yield Finding(figure, 1, message)
+            for original in self._originals:
+                for label in table.missing(_read(original)):
+                    message = f"the label `{label}` of {original.name} has no translation: add a row"
+                    yield Finding(
+                        table.path, 1, f"the label `{label}` of {original.name} has no translation: add a row"
+                    )
+                if (stored := self._place(original, language)).is_file():
+                    message = f"the page draws this figure, in English: remove it, and link {display_path(original)}"
+                    yield Finding(stored, 1, message)
 
     def write(self, drawn: Mapping[str, Path]) -> list[Path]:
-        """Takes over newly drawn figures by name, and translates all; returns what has changed."""
+        """Takes over newly drawn figures by name; returns what has changed."""
         texts = [(file, _read(drawn[file.name])) for file in self._originals if file.name in drawn]
-        changed = [file for file, text in texts if _write(file, text)]
-        for language in LANGUAGES[1:]:
-            table = self._table(language)
-            pairs = [(figure, table.translate(_read(original))) for original, figure in self._pairs(language)]
-            changed += [figure for figure, text in pairs if _write(figure, text)]
-        return changed
+        return [file for file, text in texts if _write(file, text)]
+
+    def translated(self, language: str) -> Iterator[tuple[str, bytes]]:
+        """The figures that a language takes from English, by their place below its folder."""
+        for original in self._drawings if language != LANGUAGES[0] else ():
+            if not self._place(original, language).is_file():
+                yield original.relative_to(self._english).as_posix(), self.shown(original, language)
+
+    def shown(self, file: Path, language: str) -> bytes:
+        """An image as a page of a language shows it."""
+        is_foreign = language != LANGUAGES[0] and file.suffix == ".svg" and file.is_relative_to(self._english)
+        return self._table(language).translate(_read(file)).encode() if is_foreign else file.read_bytes()
+
+    @cached_property
+    def _english(self) -> Path:
+        return self.tree.source / LANGUAGES[0]
 
     @cached_property
     def _originals(self) -> list[Path]:
         scripts = "".join(map(_read, sorted((self.tree.source.parent / SCRIPTS).glob("*.py"))))
         by_script = set(_DRAWN_BY_SCRIPT.findall(scripts))
-        files = (self.tree.source / LANGUAGES[0]).rglob("*.svg")
-        return sorted(file for file in files if file.stem not in by_script)
+        return [file for file in self._drawings if file.stem not in by_script]
+
+    @cached_property
+    def _drawings(self) -> list[Path]:
+        """All figures in English; what is in hidden folders is none."""
+        found = sorted(self._english.rglob("*.svg"))
+        return [file for file in found if not re.search(r"/[._]", f"/{file.relative_to(self._english).as_posix()}")]
 
     def _table(self, language: str) -> FigureLabels:
         return FigureLabels(self.tree.source / language / FILE)
 
-    def _pairs(self, language: str) -> Iterator[tuple[Path, Path]]:
-        source = self.tree.source
-        for original in self._originals:
-            yield original, source / language / original.relative_to(source / LANGUAGES[0])
+    def _place(self, original: Path, language: str) -> Path:
+        """Where a language would have the figure itself."""
+        return self.tree.source / language / original.relative_to(self._english)
+
+
+def own_address(line: str) -> str:
+    """A line of a page as it is built: with the language's own figure in the place of the English one."""
+    return line.replace(_ENGLISH, _OWN)
 
 
 def labels(figure: str) -> list[str]:

@@ -164,6 +164,16 @@ def test_images_lie_beside_the_pages_of_their_language(docs, make) -> None:
     assert not any("junk" in name for name in files)
 
 
+def test_a_figure_that_the_page_draws_has_the_labels_of_the_language(docs, make) -> None:
+    docs.write("docs/source/en/images/curve.svg", "<svg><text>loss</text></svg>")
+    docs.write("docs/source/zh-Hans/figures.json", '{"loss": "损失"}')
+    extend("docs/source/zh-Hans/basics/lesson.md", "\n![曲线](../../en/images/curve.svg)\n")(docs)
+    files = make()
+    assert files["docs/images/curve.svg"] == b"<svg><text>loss</text></svg>"
+    assert files[f"{ZH}/current/images/curve.svg"].decode() == "<svg><text>损失</text></svg>"
+    assert "![曲线](../images/curve.svg)" in files[f"{ZH}/current/basics/lesson.md"].decode()
+
+
 def test_the_script_is_the_program_with_the_headings_of_the_page(make) -> None:
     files = make()
     text = files["static/downloads/en/basics/lesson.py"].decode()

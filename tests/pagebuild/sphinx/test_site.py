@@ -178,7 +178,12 @@ def site(tmp_path_factory) -> Built:
     write(folder / "docs", {"sidebars.json": SIDEBAR})
     for language in ("en", "zh-Hans"):
         write(folder / "docs" / "source" / language, pages)
-    write(folder / "docs" / "source" / "zh-Hans", {"sidebar_category_translation.json": LABELS})
+    write(
+        folder / "docs" / "source" / "zh-Hans",
+        {"sidebar_category_translation.json": LABELS, "figures.json": '{"loss": "损失"}'},
+    )
+    write(folder / "docs" / "source" / "zh-Hans", {"basics/other.md": f"{OTHER}\n![曲线](../../en/images/curve.svg)\n"})
+    write(folder / "docs" / "source" / "en", {"images/curve.svg": "<svg><text>loss</text></svg>"})
     Records(folder / "docs" / "verified").write(record_of(Tree(folder / "docs" / "source").page("basics/run", "en")))
     return build(folder, ["en", "zh-Hans"], API_PAGES)
 
@@ -211,6 +216,11 @@ def test_a_hook_is_a_description_and_in_a_fence_it_stays_literal(language, site)
     assert article.count('class="sig-name descname"><span class="pre">save_model</span>') == 1
     assert article.count('class="sig-name descname"><span class="pre">boost</span>') == 1
     assert 'href="../api/errors.html#colossal.errors.ConfigError"' in article
+
+
+def test_a_figure_that_the_page_draws_has_the_labels_of_the_language(site) -> None:
+    assert '<img alt="曲线" src="../_images/curve.svg"' in site.article("zh-Hans/basics/other")
+    assert "损失" in (site.folder / "html/zh-Hans/_images/curve.svg").read_text(encoding="utf-8")
 
 
 @LANGUAGES

@@ -41,6 +41,7 @@ from colossal._src.interface import (
     is_peft_model,
     lift_guards,
     random_streams_of,
+    set_random_streams,
     unwrap_compiled,
 )
 from colossal.accelerator import get_accelerator
@@ -218,7 +219,7 @@ class Booster(CheckpointMixin, LoraMixin):
             from colossal._src.booster.batch_check import compare_batches
 
             if random_streams_of(boosted.model) is None and any(mesh.size(axis) > 1 for axis in axes):
-                boosted.model.set_random_streams(RandomStreams(mesh, axes))
+                set_random_streams(boosted.model, RandomStreams(mesh, axes))
             capabilities = compare_batches(boosted.model, capabilities, mesh, self._check_batches)
         if not self._accelerator.is_cpu:
             from colossal._src.booster.input_transfer import move_inputs

@@ -25,6 +25,7 @@ from colossal._src.interface.model import (
     ModelWrapper,
     has_adapters,
     random_streams_of,
+    set_random_streams,
     unwrap_compiled,
     unwrap_model,
 )
@@ -98,6 +99,7 @@ __all__ = [
     "refuse_unsupported",
     "saved_copies",
     "set_pretrained_path",
+    "set_random_streams",
     "unwrap_compiled",
     "unwrap_model",
 ]

@@ -98,14 +98,6 @@ class ModelWrapper(nn.Module):
         """
         _NO_SYNC[self] = no_sync
 
-    def set_random_streams(self, streams: RandomStreams) -> None:
-        """Set what forward passes draw their random numbers from, such as those of dropout.
-
-        Args:
-            streams: Those of this rank's place in the mesh.
-        """
-        self._streams = streams
-
     def no_sync(self) -> AbstractContextManager[Any]:
         """Open a context in which gradients accumulate without being reduced over ranks, as `Booster.no_sync` does.
 
@@ -209,6 +201,11 @@ def unwrap_compiled(module: nn.Module) -> nn.Module:
     """Find the boosted model in what `torch.compile` made of it; a model compiled before it is boosted stays so."""
     compiled: Any = vars(module).get("_modules", {}).get("_orig_mod")
     return compiled if isinstance(compiled, ModelWrapper | DistributedDataParallel) else module
+
+
+def set_random_streams(model: ModelWrapper, streams: RandomStreams) -> None:
+    """Set what forward passes of a boosted model draw their random numbers from, such as those of dropout."""
+    model._streams = streams  # noqa: SLF001 (of this file)
 
 
 def random_streams_of(module: nn.Module) -> RandomStreams | None:

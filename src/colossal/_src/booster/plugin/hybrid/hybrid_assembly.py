@@ -48,6 +48,7 @@ from colossal._src.interface import (
     check_equal_rounding,
     check_optimizer,
     reduce_in_each_pass,
+    set_random_streams,
 )
 from colossal._src.pipeline import PipelineExecutor, Stage, StageModules, broadcast_tied_parameters
 from colossal._src.tensor import ParallelPlan, move_module
@@ -230,7 +231,7 @@ def _connect_pipeline(built: Assembly, zero_shards: ZeroShards | None) -> tuple[
     )
     model = PipelinedModel(stages, run, built.full_spec.model_spec_of_stages(stages, mesh), built.full_spec.adapters)
     wrapper = ModelWrapper(model)
-    wrapper.set_random_streams(streams)
+    set_random_streams(wrapper, streams)
     if zero_shards is not None:  # whose gradients are reduced when a step needs them, however many passes were before
         return wrapper, Capabilities(executor=HybridExecutor(run, zero_shards.no_sync, lambda: None))
     replicas = GradientAverager(stages, built.replicas, options.ddp)
