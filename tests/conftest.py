@@ -3,6 +3,7 @@
 import importlib
 import multiprocessing
 import os
+import re
 import sys
 import tempfile
 import threading
@@ -26,6 +27,7 @@ from colossal.testing import reuse_processes
 OPEN_FILES = Path("/proc/self/fd")
 TESTS = Path(__file__).parent
 SUMMARY_WIDTH = 230
+SLOW_FILE = re.compile(r"^pytestmark = .*\bpytest\.mark\.slow\b", re.MULTILINE)
 CACHES = {".pytest_cache", ".hypothesis"}
 WORKER = "PYTEST_XDIST_WORKER"  # a file may be that of another worker, in the same folder
 SETTLE_SECONDS = scaled(30.0)
@@ -70,6 +72,13 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     reporter = session.config.pluginmanager.get_plugin("terminalreporter")
     if reporter and not sys.stdout.isatty():
         session.config.get_terminal_writer().fullwidth = SUMMARY_WIDTH
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Do not import, on each worker, files of which no test is asked for: a third of them is slow as a whole."""
+    if config.getoption("markexpr") != "not slow" or collection_path.suffix != ".py":
+        return None
+    return True if SLOW_FILE.search(collection_path.read_text(encoding="utf-8")) else None
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

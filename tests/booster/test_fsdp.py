@@ -91,6 +91,7 @@ def step_by(names: list[str], sharded: bool) -> dict[str, Any]:
     return results
 
 
+@pytest.mark.slow
 def test_every_optimizer_of_torch_steps_as_in_one_process_or_is_refused() -> None:
     names = [name for name in optimizers() if name not in WRONG_ON_SHARDS]
     (alone,) = run_processes(step_by, 1, names, sharded=False)

@@ -242,6 +242,7 @@ def load_all(kind: str, model: nn.Module, folders: list[Path]) -> list[Any]:
     return found
 
 
+@pytest.mark.slow
 def test_any_world_goes_on_from_any_other(model, alone, tmp_path: Path) -> None:
     other = copy.deepcopy(model)
     for parameter in other.parameters():

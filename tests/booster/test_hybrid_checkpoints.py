@@ -211,6 +211,7 @@ def four_ranks() -> HybridParallelPlugin:
     return HybridParallelPlugin(tp_size=4, pp_size=1, precision="fp32")
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_shared_heads_and_uneven_tables(tmp_path: Path) -> None:
     run_processes(saves_odd, 1, TorchDDPPlugin, str(tmp_path / "one"), None)

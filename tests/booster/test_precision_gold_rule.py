@@ -177,7 +177,12 @@ def world(plugin: str, size: int) -> list[dict[str, dict[str, Any]]]:
 
 @pytest.mark.parametrize(
     ("plugin", "size", "name"),
-    [(plugin, size, name) for plugin in PLUGINS for size in (1, 2, 3) for name in NAMES[plugin]],
+    [
+        pytest.param(plugin, size, name, marks=() if size == 2 else pytest.mark.slow)
+        for plugin in PLUGINS
+        for size in (1, 2, 3)
+        for name in NAMES[plugin]
+    ],
 )
 def test_any_number_of_ranks_trains_like_one(plugin: str, size: int, name: str) -> None:
     compare([rank[name] for rank in world(plugin, size)], name, f"{name}, {plugin}, {size} ranks")

@@ -31,7 +31,7 @@ def test_killed_at_random_times(kind: str, tmp_path: Path) -> None:
 
 @pytest.mark.chosen
 @pytest.mark.parametrize(
-    "kind", [kind if kind in ("file", "optimizer") else pytest.param(kind, marks=pytest.mark.slow) for kind in KINDS]
+    "kind", [kind if kind == "file" else pytest.param(kind, marks=pytest.mark.slow) for kind in KINDS]
 )
 def test_killed_at_what_is_done_to_the_file_system(kind: str, tmp_path: Path) -> None:
     """At everything, or at every fourth thing from one of the first four on."""

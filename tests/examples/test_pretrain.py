@@ -83,6 +83,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, li
     return folder, data
 
 
+@pytest.mark.slow
 def test_every_family_learns_as_in_one_process_under_every_plugin(source, tmp_path) -> None:
     folder, data = source
     families = {name: name.partition("-")[0] for name in CASES}

@@ -53,7 +53,7 @@ def check(name: str, size: int, attention: str, parallel_output: bool) -> None:
     assert all(found["numel"] < 0.8 * total for found in ranks), "hardly anything was divided"
 
 
-@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", MODELS)
 def test_equal_to_one_process(name: str, size: int) -> None:
     check(name, size, "sdpa", parallel_output=True)

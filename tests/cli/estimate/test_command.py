@@ -44,6 +44,7 @@ def test_a_table_of_what_a_rank_holds(llama: Path) -> None:
     ]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_with_memory_it_says_what_fits(llama: Path) -> None:
     most = as_json(llama)["ranks"][0]["device_bytes"] / 1e9
     fits = estimate(llama, "--memory", str(2 * most))
@@ -83,6 +84,7 @@ def test_weights_alone_tell_what_they_need(llama: Path, tmp_path: Path) -> None:
     assert "Found --checkpoint-layers, and a directory with weights alone." in recomputed.output
 
 
+@pytest.mark.slow
 def test_options_change_what_they_say(llama: Path) -> None:
     def one(*words: str) -> Any:
         return as_json(llama, *words)["ranks"][0]

@@ -74,7 +74,9 @@ def test_every_gradient_counts(alone: Any) -> None:
         assert [name for name, grad in step.items() if grad is None] == ["idle.weight", "idle.bias"]
 
 
-@pytest.mark.parametrize("size", [1, 2, 3, 4])
+@pytest.mark.parametrize(
+    "size", [pytest.param(1, marks=pytest.mark.slow), 2, 3, pytest.param(4, marks=pytest.mark.slow)]
+)
 @pytest.mark.parametrize("placement", PLACEMENTS)
 def test_any_placement_trains_like_one_process(placement: str, size: int, branches: nn.Module, alone: Any) -> None:
     ranks = run_threads(train_chunked, size, branches, **PLACEMENTS[placement])
@@ -112,7 +114,7 @@ def test_optimizers_that_work_by_element(maker: str, placement: str, branches: n
     assert_equal(ranks, train_alone(branches, make=MAKERS[maker]))
 
 
-@pytest.mark.parametrize("size", [1, 2, 4])
+@pytest.mark.parametrize("size", [pytest.param(1, marks=pytest.mark.slow), 2, pytest.param(4, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("placement", [*SOME, "strict", "the optimizer on the host", "reduced at once"])
 def test_accumulation_and_both_kinds_of_clipping(placement: str, size: int, branches: nn.Module) -> None:
     expected = train_alone(branches, max_norm=0.1, clip_value=0.02)
