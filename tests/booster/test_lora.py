@@ -58,9 +58,9 @@ class Reader(nn.Module):
             attn_pdrop=0,
             bos_token_id=0,
             eos_token_id=0,
-            attn_implementation="eager",
         )
         self.gpt = transformers.GPT2Model(config)
+        self.gpt.set_attn_implementation("eager")
         self.head = nn.Linear(16, 10)
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
