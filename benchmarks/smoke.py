@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 HERE = Path(__file__).parent
-LIBRARIES = {"pairs", "smoke"}
+LIBRARIES = {"pairs", "smoke", "worlds"}
 
 
 class Smoke(NamedTuple):
@@ -43,6 +43,7 @@ SMOKE = {
     "plan_70b": Smoke("--ranks 0"),
     "precision_overhead": Smoke("--pairs 2 --steps 1", ranks=1),
     "relayout": Smoke("--pairs 100"),
+    "step_overhead": Smoke("--turns 2 --steps 1 --only ddp zero1-clip"),
     "tensor_parallel_mlp": Smoke("--turns 2 --repeats 1", ranks=2),
     "tensor_parallel_transformers": Smoke("--turns 2 --repeats 1", ranks=2),
     "watch_latency": Smoke("--saves 2"),

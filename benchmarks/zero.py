@@ -21,8 +21,6 @@ import itertools
 import json
 import math
 import os
-import select
-import socket
 import statistics
 import subprocess
 import sys
@@ -30,11 +28,13 @@ import sysconfig
 import tempfile
 import time
 from collections.abc import Callable, Iterable
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
+
+from worlds import World
 
 Turns = dict[str, list[dict[str, float]]]
 Said = dict[str, list[dict[str, Any]]]
@@ -45,7 +45,6 @@ MODELS = {
 BARS = {1: 0.95, 2: 0.80, 3: 0.90}
 ADAM = {"lr": 1e-4, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.01}
 WARM_UP, COMPARED, TOLERANCE = 2, -1, 1e-3
-START_SECONDS, TURN_SECONDS = 900, 300
 
 
 @dataclass(frozen=True)
@@ -239,11 +238,15 @@ def build_model(shape: dict[str, int]) -> Any:
 
 def held_bytes(model: Any, optimizer: Any) -> dict[str, int]:
     """Bytes of what tensors of a kind lie in, on this rank, between a step and the next."""
+    import torch
+
     inner = getattr(optimizer, "optim", optimizer)
     states = [value for state in inner.state.values() for value in state.values() if hasattr(value, "untyped_storage")]
     held = [parameter for group in inner.param_groups for parameter in group["params"]]
     parameters = [*model.parameters(), *held]
-    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    # not by `.grad`, which a parameter refuses while the boosted optimizer holds its gradient
+    grad: Any = torch.Tensor.grad
+    gradients = [found for found in map(grad.__get__, parameters) if found is not None]
     return {"parameters": _storage(parameters), "gradients": _storage(gradients), "states": _storage(states)}
 
 
@@ -295,62 +298,12 @@ def serve(name: str, shape: dict[str, int]) -> None:
     dist.destroy_process_group()
 
 
-class World:
+def start_world(name: str, python: str, options: argparse.Namespace) -> World:
     """The processes of one contender, run by an interpreter."""
-
-    def __init__(self, name: str, python: str, options: argparse.Namespace) -> None:
-        self.name = name
-        with socket.create_server(("127.0.0.1", 0)) as server:
-            port = server.getsockname()[1]
-        shared = {"WORLD_SIZE": options.ranks, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "OMP_NUM_THREADS": 1}
-        shared |= {"DS_ACCELERATOR": "cpu", "PATH": f"{Path(python).parent}{os.pathsep}{os.environ['PATH']}"}
-        self._errors = [Path(options.folder, f"{name}-{rank}") for rank in range(options.ranks)]
-        self._ranks: list[subprocess.Popen[bytes]] = []
-        for rank, path in enumerate(self._errors):
-            own = {key: str(value) for key, value in {**shared, "RANK": rank, "LOCAL_RANK": rank}.items()}
-            command, pipe = [python, __file__, "--model", options.model, "--serve", name], subprocess.PIPE
-            env = os.environ | own
-            with path.open("wb") as errors:
-                self._ranks.append(subprocess.Popen(command, 0, stdin=pipe, stdout=pipe, stderr=errors, env=env))
-
-    def ask(self, request: str) -> list[dict[str, Any]]:
-        """Let all ranks do something, and return what they say."""
-        for process in self._ranks:
-            assert process.stdin is not None
-            with suppress(BrokenPipeError):  # it ended: reading tells
-                process.stdin.write(request.encode())
-        return self.answers(TURN_SECONDS)
-
-    def answers(self, seconds: float) -> list[dict[str, Any]]:
-        """Wait for a line of every rank.
-
-        Raises:
-            RuntimeError: A rank ended, or did not answer in time.
-        """
-        until, found = time.monotonic() + seconds, []
-        for rank, process in enumerate(self._ranks):
-            assert process.stdout is not None
-            ready, _, _ = select.select([process.stdout], [], [], max(until - time.monotonic(), 0))
-            line = process.stdout.readline() if ready else b""
-            if not line:
-                last_words = [path.read_text(errors="replace")[-3000:] for path in self._errors]
-                what = f"Rank {rank} of {self.name} {'ended' if ready else 'is late'}. All said:"
-                raise RuntimeError("\n".join([what, *last_words]))
-            found.append(json.loads(line))
-        return found
-
-    def close(self) -> None:
-        """Let the ranks end, or make them."""
-        for process in self._ranks:
-            assert process.stdin is not None
-            process.stdin.close()
-        until = time.monotonic() + 15
-        for process in self._ranks:
-            try:
-                process.wait(max(until - time.monotonic(), 0.1))
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+    env = {"DS_ACCELERATOR": "cpu", "PATH": f"{Path(python).parent}{os.pathsep}{os.environ['PATH']}"}
+    return World(
+        name, [python, __file__, "--model", options.model, "--serve", name], options.ranks, options.folder, env
+    )
 
 
 def choose(options: argparse.Namespace) -> dict[str, str]:
@@ -375,9 +328,9 @@ def race(pythons: dict[str, str], options: argparse.Namespace) -> tuple[Turns, S
     with ExitStack() as stack:
         options.folder, worlds = stack.enter_context(tempfile.TemporaryDirectory()), []
         for name, python in pythons.items():
-            worlds.append(World(name, python, options))
+            worlds.append(start_world(name, python, options))
             stack.callback(worlds[-1].close)
-            worlds[-1].answers(START_SECONDS)
+            worlds[-1].answers()
         for turn in range(-WARM_UP, options.turns):
             first, losses = turn % len(worlds), {}
             for world in [*worlds[first:], *worlds[:first]]:
