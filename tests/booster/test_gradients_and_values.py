@@ -15,6 +15,7 @@ from torch import distributed as dist
 from torch import nn
 from torch.nn.utils import clip_grad_norm_, clip_grad_value_, vector_to_parameters
 
+from colossal._src.interface import ClippedByOptimizer, WorkingParameter
 from colossal.booster import Booster
 from colossal.booster.plugin import (
     GeminiPlugin,
@@ -401,6 +402,27 @@ def test_a_closure_under_loss_scaling_is_refused_before_it_runs() -> None:
 
     for plugin in ("ZeRO-2, fp16", "DDP, fp16_naive"):
         run_threads(program, 2, plugin)
+
+
+@pytest.mark.parametrize("plugin", SHARDED | HALF | GEMINI_HALF | PARTS)
+def test_a_step_asks_no_guard(plugin: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each question takes several calls in Python, of which a step would have some for each parameter."""
+    guard, asked = vars(ClippedByOptimizer)["grad"], list[str]()
+
+    def program() -> None:
+        booster, model, optimizer = boosted(plugin, max_norm=0.1)
+        backward(plugin, booster, model, optimizer)
+        optimizer.step()
+        optimizer.zero_grad()
+
+    def note(parameter: nn.Parameter) -> torch.Tensor | None:
+        asked.append(type(parameter).__name__)
+        return guard.fget(parameter)
+
+    for kind in (ClippedByOptimizer, WorkingParameter):
+        monkeypatch.setattr(kind, "grad", property(note, lambda parameter, _grad: note(parameter)))
+    run_threads(program, 2)
+    assert asked == []
 
 
 # ---------------------------------------------------------------------------------------------- written values

@@ -7,6 +7,8 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_map
 
+from colossal._src.tensor import grad_of, set_grad
+
 
 def cast_floats(value: Any, dtype: torch.dtype) -> Any:
     """Cast the floating-point tensors inside of nested containers."""
@@ -40,8 +42,8 @@ def cast_model(model: nn.Module, dtype: torch.dtype, parameters: Iterable[nn.Par
     """
     for parameter in castable_parameters(model) if parameters is None else parameters:
         parameter.data = parameter.data.to(dtype)
-        if parameter.grad is not None:
-            parameter.grad = parameter.grad.to(dtype)
+        if (grad := grad_of(parameter)) is not None:
+            set_grad(parameter, grad.to(dtype))
     saved = {id(value) for value in model.state_dict(keep_vars=True).values()}
     for module in model.modules():
         for name, buffer in module.named_buffers(recurse=False) if not _has_statistics(module) else ():

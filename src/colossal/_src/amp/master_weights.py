@@ -1,7 +1,7 @@
 """Float32 copies of half-precision parameters, which hold what an update adds until half precision can show it."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, final
 
@@ -10,8 +10,11 @@ from torch import nn
 from torch.optim import Optimizer
 
 from colossal._src.amp.data_aliases import DataAliases
-from colossal._src.tensor import copy_placement
+from colossal._src.tensor import copy_placement, grad_of, set_grad, set_values
 from colossal.logging import get_dist_logger
+
+# how often torch has seen the values of a tensor written
+_version_of: Callable[[torch.Tensor], int] = torch.Tensor._version.__get__  # type: ignore[attr-defined]  # noqa: SLF001 (it has no public name)
 
 
 class MasterParams(ABC):
@@ -112,7 +115,8 @@ class MasterWeights(MasterParams):
         self._optimizer = optimizer
         self._dtype = dtype
         self._log_zeros = log_zeros
-        self._versions: dict[nn.Parameter, int] = {}
+        self._masters: dict[nn.Parameter, nn.Parameter] = {}  # by working parameter
+        self._versions: list[int] = []  # of the working parameters, in the order of the pairs
         wanted = set(parameters)
         for group in optimizer.param_groups:
             self._add_group([parameter for parameter in group["params"] if parameter in wanted], group)
@@ -131,6 +135,8 @@ class MasterWeights(MasterParams):
                 self._optimizer.state[master] = self._optimizer.state.pop(working)
         added = {master: working for working, master in masters.items()}
         self.pairs |= added
+        self._masters |= masters
+        self._versions += map(_version_of, masters)
         return added
 
     def _make_master(self, working: nn.Parameter) -> nn.Parameter:
@@ -138,23 +144,24 @@ class MasterWeights(MasterParams):
         values = working.detach()
         # a copy where both have one dtype: else the master weight and the parameter would be the same memory
         float32 = values.to(torch.float32, copy=values.dtype == self._dtype)
-        working.data = values.to(self._dtype)
+        set_values(working, values.to(self._dtype))
         master = nn.Parameter(float32, requires_grad=working.requires_grad)
         copy_placement(master, working)
-        if working.grad is not None:
-            master.grad, working.grad = working.grad.to(torch.float32), None
-        self._versions[master] = _version_of(working)
+        if (grad := grad_of(working)) is not None:
+            set_grad(master, grad.to(torch.float32))
+            set_grad(working, None)
         return master
 
     def copy_grads_to_masters(self) -> None:
         """Move the gradients of the working parameters to the master weights, adding to what is there."""
-        self._refresh(self._modified_masters())
-        pulled = {master: working.grad for master, working in self.pairs.items() if working.grad is not None}
-        if self._log_zeros and pulled:
-            self._report_zeros(list(pulled.values()))
-        for master, grad in pulled.items():
-            master.grad = grad.to(torch.float32) if master.grad is None else master.grad.add_(grad)
-            self.pairs[master].grad = None
+        self._refresh(self._modified())
+        if self._log_zeros:
+            self._report_zeros([grad for grad in map(grad_of, self.pairs.values()) if grad is not None])
+        for master, working in self.pairs.items():
+            if (grad := grad_of(working)) is not None:
+                held = grad_of(master)
+                set_grad(master, grad.to(torch.float32) if held is None else held.add_(grad))
+                set_grad(working, None)
 
     @torch.no_grad()
     def copy_params_from_masters(self) -> None:
@@ -163,7 +170,7 @@ class MasterWeights(MasterParams):
         working: list[torch.Tensor] = list(self.pairs.values())
         if masters:
             torch._foreach_copy_(working, masters)
-        self._versions = {master: _version_of(parameter) for master, parameter in self.pairs.items()}
+        self._versions = list(map(_version_of, working))
 
     def refresh(self) -> None:
         """Copy the values of the working parameters into the master weights; elsewhere ``update_master_params``.
@@ -171,44 +178,44 @@ class MasterWeights(MasterParams):
         An element of a master whose rounded value is the working one already is kept: it is more exact. Only values
         that were written past the counter of changes that torch keeps, such as by NumPy, need this call.
         """
-        self._refresh(list(self.pairs))
+        self._refresh(range(len(self.pairs)))
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Discard the gradients of the working parameters; the optimizer does so with those of the master weights."""
         for working in self.pairs.values():
             if set_to_none:
-                working.grad = None
-            elif working.grad is not None:
-                working.grad.detach_().zero_()
+                set_grad(working, None)
+            elif (grad := grad_of(working)) is not None:
+                grad.detach_().zero_()
 
     def holds_grad(self, working: nn.Parameter) -> bool:
         """Return whether the gradient of a working parameter has moved to its master weight."""
-        return any(each is working and master.grad is not None for master, each in self.pairs.items())
+        master = self._masters.get(working)
+        return master is not None and grad_of(master) is not None
 
-    def _modified_masters(self) -> list[nn.Parameter]:
+    def _modified(self) -> Sequence[int]:
+        """Return which working parameters have changed since their versions were noted, by number."""
         written = self.aliases.take()
-        return [
-            master
-            for master, working in self.pairs.items()
-            if _version_of(working) != self._versions[master] or working in written
-        ]
+        versions = list(map(_version_of, self.pairs.values()))
+        if versions == self._versions and not written:
+            return ()
+        changed = zip(versions, self._versions, self.pairs.values(), strict=True)
+        return [at for at, (now, noted, working) in enumerate(changed) if now != noted or working in written]
 
     @torch.no_grad()
-    def _refresh(self, masters: list[nn.Parameter]) -> None:
-        for master in masters:
-            working = self.pairs[master]
+    def _refresh(self, numbers: Sequence[int]) -> None:
+        pairs = list(self.pairs.items()) if numbers else []
+        for number in numbers:
+            master, working = pairs[number]
             # a master weight that rounds to the parameter keeps the bits for which half precision has no room
             same = master.to(working.dtype) == working
             master.copy_(torch.where(same, master, working.to(master.dtype)))
-            self._versions[master] = _version_of(working)
+            self._versions[number] = _version_of(working)
 
     def _report_zeros(self, grads: list[torch.Tensor]) -> None:
+        if not grads:
+            return
         total = sum(grad.numel() for grad in grads)
         zeros = sum(int((grad == 0).sum()) for grad in grads)
         message = f"{zeros} of {total} gradient elements are 0 ({zeros / total:.1%})"
         get_dist_logger().info(message, ranks=[0])
-
-
-def _version_of(parameter: nn.Parameter) -> int:
-    """How often torch has seen the values of a parameter written."""
-    return parameter._version  # noqa: SLF001 (it has no public name)

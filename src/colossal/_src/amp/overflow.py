@@ -7,7 +7,7 @@ import torch
 from torch import distributed as dist
 
 from colossal._src.comm import all_reduce_over
-from colossal._src.tensor import comm_device, local_of, placement_of
+from colossal._src.tensor import comm_device, grad_of, local_of, placement_of
 from colossal.errors import ConfigError
 
 
@@ -24,8 +24,9 @@ def unscale_and_find_overflow(
     Communication: all_reduce, the axes that shard or replicate a parameter and `peers`, 4 bytes each.
     """
     found = _unscale_local(parameters, scale, device_type, allow_fp16=allow_fp16)
-    placed = [parameter for parameter in parameters if placement_of(parameter).groups]
-    groups = dict.fromkeys(group for parameter in placed for group in placement_of(parameter).groups)
+    by_parameter = [(parameter, placement_of(parameter).groups) for parameter in parameters]
+    placed = [parameter for parameter, own in by_parameter if own]
+    groups = dict.fromkeys(group for _, own in by_parameter for group in own)
     # The ranks of a stage agree before stages do: those have other groups, and a maximum that goes through
     # groups in different orders is not the same everywhere.
     found = found.to(comm_device(placed[0]) if placed else device_type)
@@ -50,14 +51,14 @@ def _unscale_local(
 
 def _local_grads(parameters: list[torch.nn.Parameter], *, allow_fp16: bool) -> Iterator[torch.Tensor]:
     """Yield what this rank holds of each gradient; of a sparse one its values."""
-    for parameter in parameters:
-        if parameter.grad is None:
+    for grad in map(grad_of, parameters):
+        if grad is None:
             continue
-        if parameter.grad.dtype == torch.float16 and not allow_fp16:
+        if grad.dtype == torch.float16 and not allow_fp16:
             raise ConfigError(
                 "Gradients are divided by the loss scale in float32. Found gradients in float16, of parameters in "
                 "float16. Leave the model in float32, or pass mixed_precision='fp16_naive', which keeps float32 "
                 "copies of the parameters."
             )
-        grad = local_of(parameter.grad)
-        yield grad._values() if grad.is_sparse else grad  # noqa: SLF001 (values() wants a coalesced tensor)
+        local = local_of(grad)
+        yield local._values() if local.is_sparse else local  # noqa: SLF001 (values() wants a coalesced tensor)

@@ -3,6 +3,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Literal, final
 
 import torch
@@ -51,22 +52,23 @@ class Partition:
     counters: tuple[CommCounter, ...] = field(default_factory=active_counters)
     compress_fp8: bool = False  # let the terms of sums travel in 8 bits, with scales
 
-    @property
+    # Groups do not change, and torch looks each one up: these are asked for each gradient.
+    @cached_property
     def size(self) -> int:
         """Number of segments."""
         return dist.get_world_size(self.group)
 
-    @property
+    @cached_property
     def rank(self) -> int:
         """The segment that this rank owns."""
         return dist.get_rank(self.group)
 
-    @property
+    @cached_property
     def num_replicas(self) -> int:
         """Number of ranks that own each segment."""
         return 1 if self.replicas is None else dist.get_world_size(self.replicas)
 
-    @property
+    @cached_property
     def world_size(self) -> int:
         """Number of ranks over which sums are taken."""
         return self.size * self.num_replicas

@@ -46,12 +46,13 @@ class RandomStreams:
     """
 
     def __init__(self, mesh: ParallelMesh, axes: Sequence[Axis] = AXES) -> None:
-        self._accelerator = mesh.accelerator
+        self._device = None if mesh.accelerator.is_cpu else mesh.accelerator  # that has a generator of its own
         self.sizes, self.place = [mesh.size(axis) for axis in AXES], [mesh.rank(axis) for axis in AXES]
         together = [axis for axis in axes if mesh.size(axis) > 1]  # whose ranks train one model
         self._is_needed = bool(together) and dist.get_backend() not in _SHARED_GENERATORS
         self._groups = [mesh.group(axis) for axis in together if axis in _REPLICATED]
         self._is_pipeline = "pp" in together
+        self._counts_passes = self._is_pipeline or bool(self._groups)
         self._own = [mesh.rank(axis) if axis in together else 0 for axis in ("pp", "dp")]
         self._base: int | None = None
         self._num_passes = 0
@@ -74,25 +75,23 @@ class RandomStreams:
         """Set the generators to the stream of the next pass; return their states before that and after it."""
         if not self._is_needed:
             return (), ()
-        before = _states(self._accelerator)
-        number = self._number_of_pass(draw_number())
-        _seed(self._accelerator, stream_seed(number, *self._own))
-        return before, _states(self._accelerator)
+        before = _states(self._device)
+        number = self._number_of_pass(draw_number()) if self._counts_passes else draw_number()
+        _seed(self._device, stream_seed(number, *self._own))
+        return before, _states(self._device)
 
     def end(self, before: Sequence[torch.Tensor], began: Sequence[torch.Tensor]) -> None:
         """Give the program its generators back."""
         if not self._is_needed:
             return
-        drew = not all(map(torch.equal, began, _states(self._accelerator)))
-        _restore(self._accelerator, before)
+        drew = not all(map(torch.equal, began, _states(self._device)))
+        _restore(self._device, before)
         # As in one process, a pass that draws moves the program's generator. Stages of a pipeline, of which not all
         # draw, leave it alone: their ranks must still draw the same data.
         if drew and not self._is_pipeline:
             draw_number()
 
     def _number_of_pass(self, drawn: int) -> int:
-        if not self._groups and not self._is_pipeline:
-            return drawn
         if self._base is None:
             with uncounted():
                 agreed = all_reduce_over(torch.tensor(drawn, device="cpu"), self._groups, "max")
@@ -120,7 +119,7 @@ class TokenStream:
     """Lets ranks that hold different tokens of the same samples draw different numbers, until they hold all again."""
 
     def __init__(self, mesh: ParallelMesh, axis: Axis) -> None:
-        self._accelerator, self._rank = mesh.accelerator, mesh.rank(axis)
+        self._device, self._rank = None if mesh.accelerator.is_cpu else mesh.accelerator, mesh.rank(axis)
         self._is_needed = mesh.size(axis) > 1 and dist.get_backend() not in _SHARED_GENERATORS
         self._replicated: Sequence[torch.Tensor] | None = None
 
@@ -128,29 +127,31 @@ class TokenStream:
         """Begin where tokens are sharded; a pass that is repeated begins with the same stream again."""
         if self._is_needed:
             number = draw_number()
-            self._replicated = _states(self._accelerator)
-            _seed(self._accelerator, stream_seed(number, self._rank))
+            self._replicated = _states(self._device)
+            _seed(self._device, stream_seed(number, self._rank))
 
     def leave(self) -> None:
         """Go on with the stream of the ranks that hold the same activations."""
         if self._replicated is not None:
-            _restore(self._accelerator, self._replicated)
+            _restore(self._device, self._replicated)
             self._replicated = None
 
 
-def _states(accelerator: Accelerator) -> Sequence[torch.Tensor]:
-    of_device = accelerator.get_rng_state()
-    return [torch.get_rng_state(), *([] if of_device is None else [of_device])]
+def _states(device: Accelerator | None) -> Sequence[torch.Tensor]:
+    own = torch.default_generator.get_state()
+    of_device = None if device is None else device.get_rng_state()
+    return (own,) if of_device is None else (own, of_device)
 
 
-def _restore(accelerator: Accelerator, states: Sequence[torch.Tensor]) -> None:
-    torch.set_rng_state(states[0])
-    for of_device in states[1:]:
-        accelerator.set_rng_state(of_device)
+def _restore(device: Accelerator | None, states: Sequence[torch.Tensor]) -> None:
+    torch.default_generator.set_state(states[0])
+    if device is not None:
+        for of_device in states[1:]:
+            device.set_rng_state(of_device)
 
 
-def _seed(accelerator: Accelerator, seed: int) -> None:
+def _seed(device: Accelerator | None, seed: int) -> None:
     # Not torch.manual_seed, which seeds all devices, of which only this one is restored.
     torch.default_generator.manual_seed(seed)
-    if not accelerator.is_cpu:
-        torch.get_device_module(accelerator.name).manual_seed(seed)
+    if device is not None:
+        torch.get_device_module(device.name).manual_seed(seed)

@@ -4,6 +4,7 @@ import torch
 
 from colossal._src.interface.full_spec import Peers
 from colossal._src.interface.gradients import clamp, scale, total_norm
+from colossal._src.tensor import grad_of
 from colossal.errors import ConfigError
 
 
@@ -26,7 +27,7 @@ class ClippingMixin:
 
     @property
     def _grads(self) -> list[torch.Tensor]:
-        return [parameter.grad for parameter in self.parameters if parameter.grad is not None]
+        return [grad for grad in map(grad_of, self.parameters) if grad is not None]
 
     def set_max_norm(self, max_norm: float, norm_type: float = 2.0) -> None:
         """Clip the common norm of the gradients before each step.

@@ -9,7 +9,7 @@ from torch.nn.utils import get_total_norm
 
 from colossal._src.comm import all_reduce_over
 from colossal._src.interface.full_spec import Peers
-from colossal._src.tensor import comm_device, local_of, placement_of
+from colossal._src.tensor import comm_device, grad_of, local_of, placement_of
 from colossal.errors import UnsupportedError
 
 Groups = tuple[dist.ProcessGroup, ...]
@@ -84,7 +84,7 @@ def _local_norm(parameters: Sequence[torch.Tensor], norm_type: float) -> torch.T
 
 
 def _local_grads(parameters: Iterable[torch.Tensor]) -> list[torch.Tensor]:
-    return [local_of(parameter.grad) for parameter in parameters if parameter.grad is not None]
+    return [local_of(grad) for grad in map(grad_of, parameters) if grad is not None]
 
 
 def _by_device(grads: Iterable[torch.Tensor]) -> dict[torch.device, list[torch.Tensor]]:

@@ -20,10 +20,9 @@ from torch.nn.utils import clip_grad
 from torch.utils.weak import WeakIdKeyDictionary
 
 from colossal._src.amp import MasterParams
+from colossal._src.tensor import grad_of, set_grad, set_values, values_of
 from colossal.errors import ConfigError
 
-_grad: Any = torch.Tensor.grad
-_data: Any = torch.Tensor.data
 _OF_CLIPPING = vars(clip_grad)
 _CLIPS_ELSEWHERE = (
     "Gradients that are sharded over ranks, or that are in master weights, must be clipped by the boosted "
@@ -45,24 +44,24 @@ class ClippedByOptimizer(nn.Parameter):
         """The gradient, unless a clipping function of torch asks."""
         if sys._getframe(1).f_globals is _OF_CLIPPING:  # noqa: SLF001 (the only way to find the caller)
             raise ConfigError(_CLIPS_ELSEWHERE)
-        return _grad.__get__(self)
+        return grad_of(self)
 
     @grad.setter
     def grad(self, grad: torch.Tensor | None) -> None:
-        _grad.__set__(self, grad)
+        set_grad(self, grad)
 
     @grad.deleter
     def grad(self) -> None:
-        _grad.__set__(self, None)
+        set_grad(self, None)
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:
         """Describe it as torch does any parameter."""
-        return repr(nn.Parameter(_data.__get__(self), self.requires_grad))
+        return repr(nn.Parameter(values_of(self), self.requires_grad))
 
     def __deepcopy__(self, memo: dict[int, Any]) -> nn.Parameter:
         """Make a copy that is a plain parameter, as no optimizer has it."""
         if id(self) not in memo:
-            values = _data.__get__(self).clone(memory_format=torch.preserve_format)
+            values = values_of(self).clone(memory_format=torch.preserve_format)
             memo[id(self)] = nn.Parameter(values, self.requires_grad)
         return memo[id(self)]
 
@@ -73,7 +72,7 @@ class WorkingParameter(ClippedByOptimizer):
     @property
     def grad(self) -> torch.Tensor | None:
         """The gradient, unless it is in the optimizer, where the program would not look for it."""
-        grad, caller = _grad.__get__(self), sys._getframe(1)  # noqa: SLF001 (the only way to find the caller)
+        grad, caller = grad_of(self), sys._getframe(1)  # noqa: SLF001 (the only way to find the caller)
         if caller.f_globals is _OF_CLIPPING:
             raise ConfigError(_CLIPS_ELSEWHERE)
         if grad is None and not _is_internal(caller):
@@ -84,17 +83,17 @@ class WorkingParameter(ClippedByOptimizer):
     def grad(self, grad: torch.Tensor | None) -> None:
         if not _is_internal(sys._getframe(1)):  # noqa: SLF001
             self._check_here("write")
-        _grad.__set__(self, grad)
+        set_grad(self, grad)
 
     @grad.deleter
     def grad(self) -> None:
         self._check_here("write")
-        _grad.__set__(self, None)
+        set_grad(self, None)
 
     @property
     def data(self) -> torch.Tensor:
         """The values, as a tensor by which a program may write them past torch's counter of changes."""
-        data, masters = _data.__get__(self), _masters_of(self)
+        data, masters = values_of(self), _masters_of(self)
         if masters is not None and not _is_ours(sys._getframe(1)):  # noqa: SLF001
             masters.aliases.add(self, data)
         return data
@@ -103,9 +102,9 @@ class WorkingParameter(ClippedByOptimizer):
     def data(self, data: torch.Tensor) -> None:
         masters = _masters_of(self)
         if masters is None or _is_ours(sys._getframe(1)):  # noqa: SLF001
-            _data.__set__(self, data)
+            set_values(self, data)
             return
-        values = _data.__get__(self)
+        values = values_of(self)
         if (found := (data.shape, data.dtype, data.device)) != (values.shape, values.dtype, values.device):
             raise ConfigError(
                 "Parameters whose master weights an optimizer updates keep their shape, dtype and device. Found other "

@@ -14,6 +14,7 @@ from colossal._src.comm import RandomStreams
 from colossal._src.interface.adapter_names import is_peft_model, model_without_adapters
 from colossal._src.interface.full_spec import full_spec_of
 from colossal._src.interface.refusal import refusal_of
+from colossal._src.tensor import grad_of, set_grad
 from colossal.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -85,12 +86,18 @@ class ModelWrapper(nn.Module):
             outputs = self._run(*args, **kwargs)
             streams.end(*began)
             return outputs
-        with streams():
+        began = streams.begin()
+        try:
             return self._run(*args, **kwargs)
+        finally:
+            streams.end(*began)
 
     def _run(self, *args: Any, **kwargs: Any) -> Any:
+        module: Any = self._modules["module"]  # in each pass, and `self.module` takes two calls
+        if self._forward_context is nullcontext:
+            return module(*args, **kwargs)
         with self._forward_context():
-            return self.module(*args, **kwargs)
+            return module(*args, **kwargs)
 
     def set_no_sync(self, no_sync: Callable[[], AbstractContextManager[Any]]) -> None:
         """Set what `no_sync` opens.
@@ -134,10 +141,11 @@ class ModelWrapper(nn.Module):
         if optimizer is not None:
             optimizer.zero_grad(set_to_none)
         # not torch's method: a parameter refuses its question where the optimizer holds the gradient, which is 0 by now
-        for grad, parameter in ((each.grad, each) for each in self.parameters() if each.grad is not None):
+        for parameter in self.parameters():
+            grad = grad_of(parameter)
             if set_to_none:
-                parameter.grad = None
-            else:
+                set_grad(parameter, None)
+            elif grad is not None:
                 (grad.requires_grad_(False) if grad.grad_fn is None else grad.detach_()).zero_()
 
     def state_dict(self, *args: Any, only_rank_0: bool | None = None, **kwargs: Any) -> Any:

@@ -8,7 +8,7 @@ import torch
 from torch import distributed as dist
 
 from colossal._src.comm import all_reduce_over, gather_objects
-from colossal._src.tensor import local_of
+from colossal._src.tensor import grad_of, local_of
 from colossal.errors import NonFiniteError
 
 _SHOWN = 3
@@ -65,7 +65,7 @@ class NonFiniteCheck:
         """
         step, losses, self._losses = self._num_steps, self._losses, []
         self._num_steps += 1
-        grads = [_values(each.grad) for each in parameters if each.grad is not None]
+        grads = [_values(grad) for grad in map(grad_of, parameters) if grad is not None]
         # The largest magnitude is finite if and only if all are; a sum of squares overflows earlier.
         norms = [torch.linalg.vector_norm(grad, math.inf) for grad in grads if grad.numel()]
         seen = [*(each.isfinite() for each in norms), *losses]
@@ -81,7 +81,7 @@ class NonFiniteCheck:
         found += [
             f"the gradient of {name}"
             for each, name in parameters.items()
-            if each.grad is not None and not _values(each.grad).isfinite().all()
+            if (grad := grad_of(each)) is not None and not _values(grad).isfinite().all()
         ]
         rank = dist.get_rank() if dist.is_initialized() else 0
         places = gather_objects((rank, found), self._groups)

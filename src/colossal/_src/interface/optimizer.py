@@ -79,7 +79,7 @@ class OptimizerWrapper(ClippingMixin):
         self._reduced: frozenset[torch.Tensor] | None = None
         self._has_scaled_grads = False
         self._nonfinite: NonFiniteCheck | None = None
-        guard_parameters(self.parameters, masters, has_full_grads=self.has_full_grads)
+        self._guard()
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
@@ -123,7 +123,11 @@ class OptimizerWrapper(ClippingMixin):
             )
         if self.masters is not None:
             self._name_masters(self.masters.add_group(group))
-        guard_parameters(self.parameters, self.masters, has_full_grads=self.has_full_grads)
+        self._guard()
+
+    def _guard(self) -> None:
+        self._is_guarded = not self.has_full_grads
+        guard_parameters(self.parameters, self.masters, has_full_grads=not self._is_guarded)
 
     def _name_masters(self, pairs: Mapping[torch.nn.Parameter, torch.nn.Parameter]) -> None:
         self.param_names |= {new: self.param_names.pop(old) for new, old in pairs.items() if old in self.param_names}
@@ -241,19 +245,23 @@ class OptimizerWrapper(ClippingMixin):
                 "Leave one out."
             )
         if closure is not None:
-            with plain_parameters(self.parameters):
-                result = self.scaler.step(self.optim, self._evaluation(closure))
+            result = self._update(self._evaluation(closure))
         else:
             self._take_grads()
             step_options = self._clip_and_divide()
             self._unscale()
-            with plain_parameters(self.parameters):
-                result = self.scaler.step(self.optim, **step_options)
+            result = self._update(**step_options)
         self._has_scaled_grads = False
         # all ranks skip the same steps: none waits for the others in the gather
         if self.masters is not None and not self.scaler.skipped:
             self.masters.copy_params_from_masters()
         return result
+
+    def _update(self, *args: Any, **options: Any) -> Any:
+        if not self._is_guarded:
+            return self.scaler.step(self.optim, *args, **options)
+        with plain_parameters(self.parameters):
+            return self.scaler.step(self.optim, *args, **options)
 
     def _take_grads(self) -> None:
         if self.masters is not None:
@@ -280,9 +288,9 @@ class OptimizerWrapper(ClippingMixin):
         """Clip to the norm of the constructor, or let an optimizer clip and unscale in its own pass."""
         is_scaled = not isinstance(self.scaler, NoScaler)
         divides = hasattr(self.optim, "set_param_copies") and all(grad.dtype.itemsize >= _WIDE for grad in self._grads)
-        self._check_scaled()
         reads = is_scaled or (self._max_norm > 0 and all(grad.is_cpu for grad in self._grads))
         if divides and reads:  # as those of colossal.nn.optimizer; unscaled gradients on an accelerator need no wait
+            self._check_scaled()
             norm = self._measure(self._norm_type).cpu()
             scale_ = self.scaler.overflow_from_norm(norm)
             if scale_ is not None:
@@ -305,7 +313,11 @@ class OptimizerWrapper(ClippingMixin):
             self._nonfinite.clear()
         for callback in self._zero_grad_hooks:
             callback()
-        self.optim.zero_grad(set_to_none)
+        if self._is_guarded:
+            with plain_parameters(self.parameters):
+                self.optim.zero_grad(set_to_none)
+        else:
+            self.optim.zero_grad(set_to_none)
         if self.masters is not None:
             self.masters.zero_grad(set_to_none)
 
@@ -334,6 +346,8 @@ class OptimizerWrapper(ClippingMixin):
         self._unscale()
 
     def _unscale(self) -> None:
+        if isinstance(self.scaler, NoScaler):
+            return
         self._check_scaled()
         self.scaler.unscale(self.optim, () if self._peers is None else self._peers.groups)
 

@@ -31,7 +31,16 @@ from colossal._src.tensor.parallel_plan import (
     find_modules,
     unwrap_adapters,
 )
-from colossal._src.tensor.parameters import move_module, parameter_names, set_data, strip_compile_prefix
+from colossal._src.tensor.parameters import (
+    grad_of,
+    move_module,
+    parameter_names,
+    set_data,
+    set_grad,
+    set_values,
+    strip_compile_prefix,
+    values_of,
+)
 from colossal._src.tensor.placement import (
     Placement,
     backing_shard,
@@ -80,6 +89,7 @@ __all__ = [
     "dtensor_placements",
     "find_modules",
     "full_tensor_of",
+    "grad_of",
     "greedy_path",
     "is_dtensor",
     "layout_difference",
@@ -99,14 +109,17 @@ __all__ = [
     "relayout",
     "set_backing_shard",
     "set_data",
+    "set_grad",
     "set_operators",
     "set_placement",
+    "set_values",
     "shard",
     "sharded_gradient",
     "stop_caching",
     "strip_compile_prefix",
     "unshard",
     "unwrap_adapters",
+    "values_of",
 ]
 
 

@@ -1,5 +1,6 @@
 """Replace the values of tensors, on any device, without replacing the tensor objects."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -12,12 +13,18 @@ from colossal._src.tensor.introspection import is_dtensor
 # but to no device that a package registers: there `Module.to` makes new parameters, and an optimizer that was built
 # before updates the old ones, silently.
 
+# As torch keeps them: by `.grad` and `.data`, guarded parameters look at who asks, which takes several calls in Python.
+grad_of: Callable[[torch.Tensor], torch.Tensor | None] = torch.Tensor.grad.__get__  # type: ignore[union-attr]
+set_grad: Callable[[torch.Tensor, torch.Tensor | None], None] = torch.Tensor.grad.__set__  # type: ignore[union-attr]
+values_of: Callable[[torch.Tensor], torch.Tensor] = torch.Tensor.data.__get__  # type: ignore[attr-defined]
+set_values: Callable[[torch.Tensor, torch.Tensor], None] = torch.Tensor.data.__set__  # type: ignore[attr-defined]
+
 
 def set_data(tensor: torch.Tensor, values: torch.Tensor) -> None:
     """Let a tensor have other values, of any shape, dtype and device."""
     inside: Any = torch
     if inside._has_compatible_shallow_copy_type(tensor, values):  # noqa: SLF001 (as Module.to asks)
-        tensor.data = values
+        set_values(tensor, values)
         return
     made = values.detach().requires_grad_(tensor.requires_grad)
     known: Any = tensor
@@ -30,10 +37,11 @@ def move_module(module: nn.Module, device: torch.device) -> nn.Module:
     """Bring parameters, their gradients and buffers to a device, as the objects that they are; no parts of others."""
     for parameter in module.parameters():
         if parameter.device != device and not is_dtensor(parameter):
-            grad, parameter.grad = parameter.grad, None
+            grad = grad_of(parameter)
+            set_grad(parameter, None)
             with torch.no_grad():
                 set_data(parameter, parameter.detach().to(device))
-            parameter.grad = None if grad is None else grad.to(device)
+            set_grad(parameter, None if grad is None else grad.to(device))
     part: Any
     for part in module.modules():
         for name, buffer in part.named_buffers(recurse=False):

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from colossal._src.comm import Partition, PendingComm
-from colossal._src.tensor import local_of
+from colossal._src.tensor import local_of, set_values
 from colossal._src.zero.buffer_pool import BufferPool, zeros
 from colossal._src.zero.flat_parameters import FlatParameters
 from colossal._src.zero.host_copies import host_buffer
@@ -62,7 +62,7 @@ class Bucket(FlatParameters):
             place = self._view_of(self.working, index)
             place.copy_(local_of(parameter).detach())
             # assigning `data` keeps the parameter itself, which hooks, tied layers and the user's optimizer refer to
-            parameter.data = place
+            set_values(parameter, place)
 
     def _make_master(self) -> torch.Tensor:
         own, wide = self.shard, self._master_dtype

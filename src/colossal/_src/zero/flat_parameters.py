@@ -1,14 +1,14 @@
 """Flattened parameters whose gradients are reduced together, each segment to the rank that owns it."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 
 import torch
 from torch import nn
 
 from colossal._src.comm import Partition, PendingComm
-from colossal._src.tensor import FlatLayout, copy_placement, placement_of, set_placement
+from colossal._src.tensor import FlatLayout, copy_placement, grad_of, placement_of, set_grad, set_placement
 from colossal._src.zero.buffer_pool import Pool
 from colossal._src.zero.host_copies import CopyEvent, CopyStreams
 from colossal._src.zero.zero_config import ZeroConfig
@@ -16,6 +16,7 @@ from colossal._src.zero.zero_config import ZeroConfig
 _ALIGNMENT = 16
 _WORTH_ALIGNING = 1 << 12
 _HALF = (torch.float16, torch.bfloat16)
+_requires_grad: Callable[[torch.Tensor], bool] = torch.Tensor.requires_grad.__get__  # type: ignore[attr-defined]
 
 
 class FlatParameters(ABC):
@@ -107,23 +108,22 @@ class FlatParameters(ABC):
     @property
     def trains(self) -> bool:
         """Whether any of the parameters wants a gradient."""
-        return any(parameter.requires_grad for parameter in self.parameters)
+        return True in map(_requires_grad, self.parameters)
 
     @property
     def is_ready(self) -> bool:
         """Whether every parameter that wants a gradient has brought it since the last reduction."""
         return bool(self._filled) and len(self._filled) >= self._num_expected
 
-    def holds_grad(self, parameter: nn.Parameter) -> bool:
+    def holds_grad(self, index: int) -> bool:
         """Whether a gradient of a parameter is here, summed up or not."""
-        index = next(index for index, own in enumerate(self.parameters) if own is parameter)
         return index in self._filled or (self.grad_shard is not None and self.used[index])
 
     @property
     def is_waiting(self) -> bool:
         """Whether gradients are here that have not been reduced."""
         return self._reduction is None and any(
-            index in self._filled or parameter.grad is not None for index, parameter in enumerate(self.parameters)
+            index in self._filled or grad is not None for index, grad in enumerate(map(grad_of, self.parameters))
         )
 
     @torch.no_grad()
@@ -131,10 +131,10 @@ class FlatParameters(ABC):
         """Move a gradient from its parameter into the buffer, ready to be summed up."""
         buffer = yield from self._gradients()
         parameter = self.parameters[index]
-        grad, place = parameter.grad, self._view_of(buffer, index)
+        grad, place = grad_of(parameter), self._view_of(buffer, index)
         assert grad is not None
         if not self._filled:  # counted once for each pass, as it takes a look at all
-            self._num_expected = sum(each.requires_grad for each in self.parameters)
+            self._num_expected = sum(map(_requires_grad, self.parameters))
         scale = 1.0 / self._partition.world_size
         if index in self._filled:
             place.add_(grad, alpha=scale)
@@ -144,7 +144,7 @@ class FlatParameters(ABC):
         elif scale != 1.0:
             place.mul_(scale)
         # else the next backward pass would add to a gradient that is in the buffer already, and it would count twice
-        parameter.grad = None
+        set_grad(parameter, None)
         self.used[index] = True
         self._filled.add(index)
 
@@ -152,19 +152,20 @@ class FlatParameters(ABC):
     def keep(self, index: int) -> Iterator[int]:
         """Let a gradient accumulate in the buffer, not yet to be summed up."""
         parameter = self.parameters[index]
-        assert parameter.grad is not None
+        grad = grad_of(parameter)
+        assert grad is not None
         self.used[index] = True
         buffer = yield from self._gradients()
         place = self._view_of(buffer, index)
-        if buffer.dtype == parameter.dtype and parameter.grad.data_ptr() != place.data_ptr():
-            parameter.grad = place.copy_(parameter.grad)
+        if buffer.dtype == parameter.dtype and grad.data_ptr() != place.data_ptr():
+            set_grad(parameter, place.copy_(grad))
 
     @torch.no_grad()
     def start_reduction(self) -> Iterator[int]:
         """Begin to sum up what is here; parameters without a gradient count as zeros."""
         buffer = yield from self._gradients()
         for index, parameter in enumerate(self.parameters):
-            if index not in self._filled and parameter.grad is not None:
+            if index not in self._filled and grad_of(parameter) is not None:
                 yield from self.copy_grad(index)
             elif index not in self._filled:
                 # the buffer is reused: gradients of an earlier pass, or of another bucket, would be summed up
@@ -235,7 +236,7 @@ class FlatParameters(ABC):
         """Throw those gradients away that have not been summed up."""
         self._filled.clear()
         for parameter in self.parameters:
-            parameter.grad = None
+            set_grad(parameter, None)
         if not self._config.keeps_gradients and self._buffer is not None:
             self._pool.give_back(self._buffer)
             self._buffer = None

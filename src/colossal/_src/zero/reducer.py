@@ -8,9 +8,9 @@ from typing import Any, final
 from weakref import ref
 
 import torch
-from torch import nn
 from torch.utils.hooks import RemovableHandle
 
+from colossal._src.tensor import grad_of
 from colossal._src.zero.flat_parameters import FlatParameters
 from colossal._src.zero.zero_config import ZeroConfig
 from colossal.errors import UnsupportedError
@@ -82,8 +82,7 @@ class Reducer:
 
     def on_grad_ready(self, bucket: FlatParameters, index: int, parameter: torch.Tensor) -> None:
         """Take a gradient that has just been accumulated, and start what it makes full."""
-        assert isinstance(parameter, nn.Parameter)
-        grad = parameter.grad
+        grad = grad_of(parameter)
         if grad is not None and grad.layout != torch.strided:
             raise UnsupportedError(
                 "ZeRO sums up dense gradients. Found a sparse one, of a parameter of shape "

@@ -12,7 +12,7 @@ from torch.utils.hooks import RemovableHandle
 from colossal._src.amp import DataAliases, MasterParams
 from colossal._src.comm import Partition, PendingComm
 from colossal._src.interface import rebind_param_groups
-from colossal._src.tensor import copy_placement, placement_of
+from colossal._src.tensor import copy_placement, grad_of, placement_of, set_grad
 from colossal._src.zero.bucket import Bucket
 from colossal._src.zero.buffer_pool import BufferPool
 from colossal._src.zero.flat_parameters import FlatParameters
@@ -51,6 +51,7 @@ class ZeroShards(MasterParams):
         self.pairs: dict[nn.Parameter, nn.Parameter] = {}
         self.aliases = DataAliases()
         self.buckets: list[FlatParameters] = []
+        self._places: dict[nn.Parameter, tuple[FlatParameters, int]] = {}  # the bucket of each working parameter
         self._buffers_of, self._largest_of = chunks or self._make_buckets, agree or self._take_largest
         self._optimizer, self._partition, self._config = optimizer, partition, config
         self._pool, self._scratch = BufferPool(), BufferPool()
@@ -121,7 +122,7 @@ class ZeroShards(MasterParams):
             if bucket.grad_shard is not None:
                 for (shard, grad), is_used in zip(bucket.grads(), used, strict=True):
                     # for a zero gradient an optimizer would still decay weights and moments; for none it does nothing
-                    shard.grad = grad if is_used else None
+                    set_grad(shard, grad if is_used else None)
         self._num_pulled = self._reducer.num_changes
 
     def copy_params_from_masters(self) -> None:
@@ -158,8 +159,8 @@ class ZeroShards(MasterParams):
 
     def holds_grad(self, working: nn.Parameter) -> bool:
         """Return whether a gradient of a parameter is in its bucket."""
-        bucket = next((each for each in self.buckets if any(own is working for own in each.parameters)), None)
-        return bucket is not None and bucket.holds_grad(working)
+        bucket, index = self._places.get(working, (None, 0))
+        return bucket is not None and bucket.holds_grad(index)
 
     def close(self) -> None:
         """Stop watching gradients."""
@@ -178,6 +179,7 @@ class ZeroShards(MasterParams):
         new = [bucket for bucket in buckets if bucket not in self.buckets]
         self._handles += self._reducer.watch(new)
         self.buckets += new
+        self._places |= {own: (bucket, at) for bucket in new for at, own in enumerate(bucket.parameters)}
         added = {shards[parameter]: parameter for parameter in parameters}
         self.pairs |= added
         if self._writer is not None:
@@ -201,7 +203,7 @@ class ZeroShards(MasterParams):
         """Begin to copy the buckets of which these shards are the last to be updated."""
         self._updated.update(updated)
         for bucket in {self._offloaded[shard] for shard in updated if shard in self._offloaded}:
-            trained = (shard for shard in bucket.shards if shard in self.pairs and shard.grad is not None)
+            trained = (shard for shard in bucket.shards if shard in self.pairs and grad_of(shard) is not None)
             # a copy that begins earlier would miss the updates of the other shards of the bucket
             if self._updated.issuperset(trained):
                 bucket.start_upload()

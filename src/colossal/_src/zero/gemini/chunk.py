@@ -9,7 +9,7 @@ from torch import nn
 
 from colossal._src.comm import Partition, PendingComm
 from colossal._src.offload import FileBackedBuffer
-from colossal._src.tensor import copy_placement, placement_of, set_backing_shard, set_data
+from colossal._src.tensor import copy_placement, placement_of, set_backing_shard, set_data, set_values
 from colossal._src.zero.flat_parameters import FlatParameters
 from colossal._src.zero.gemini.device_memory import DeviceMemory, GradientBuffers, num_references
 from colossal._src.zero.gemini.tensor_state import ChunkPlacement, MemoryTier, TensorState
@@ -158,7 +158,7 @@ class Chunk(FlatParameters):
             self._fetch = None
             with torch._C.DisableTorchFunctionSubclass():  # noqa: SLF001
                 for index, parameter in enumerate(self.parameters):
-                    parameter.data = self._view_of(self.full, index)
+                    set_values(parameter, self._view_of(self.full, index))
             self._all_become(TensorState.HOLD)
 
     def release(self) -> None:
@@ -171,7 +171,7 @@ class Chunk(FlatParameters):
             self._fetch = None
         with torch._C.DisableTorchFunctionSubclass():  # noqa: SLF001
             for parameter, shape in zip(self.parameters, self._shapes, strict=True):
-                parameter.data = self._nan.expand(shape)
+                set_values(parameter, self._nan.expand(shape))
         full, self.full = self.full, None
         self._memory.give_back(full, "parameters")
         self._all_become(TensorState.FREE)

@@ -13,6 +13,8 @@ from torch.nn.parallel import DistributedDataParallel
 from colossal._src.interface import ModelWrapper, OptimizerWrapper
 from colossal.errors import ConfigError
 
+_requires_grad: Callable[[torch.Tensor], bool] = torch.Tensor.requires_grad.__get__  # type: ignore[attr-defined]
+
 
 @final
 class ReplicatedModel:
@@ -31,7 +33,7 @@ class ReplicatedModel:
     def __init__(self, model: nn.Module, replicate: Callable[..., DistributedDataParallel]) -> None:
         self._replicate, self._model = replicate, model
         self._parameters = list(model.parameters())
-        self._trained = self._trains()
+        self._trained = list(map(_requires_grad, self._parameters))
         self._ddp = replicate(model)
         self._is_prepared = self._is_expected = False
         self._watch()
@@ -50,15 +52,12 @@ class ReplicatedModel:
         """Open a context in which gradients stay as they are on each rank."""
         return self._ddp.no_sync()
 
-    def _trains(self) -> list[bool]:
-        return [parameter.requires_grad for parameter in self._parameters]
-
     def _watch(self) -> None:
         first = next(parameter for parameter in self._parameters if parameter.requires_grad)
         self._handle = first.register_post_accumulate_grad_hook(partial(_grad_hook, ref(self)))
 
     def _before_forward(self, wrapper: nn.Module, _args: object) -> None:
-        if (trained := self._trains()) != self._trained and any(trained):
+        if (trained := list(map(_requires_grad, self._parameters))) != self._trained and any(trained):
             # else its hooks would stay at the parameters
             vars(self._ddp).update(reducer=None, logger=None)
             self._ddp = self._replicate(self._model, init_sync=False)

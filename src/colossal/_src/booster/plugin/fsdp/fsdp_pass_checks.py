@@ -88,7 +88,7 @@ class PassChecks:
 
     def _is_unfinished(self) -> bool:
         context = self._root._get_fsdp_state()._state_ctx  # noqa: SLF001 (torch has no public name for it)
-        return context.iter_forward_root is not None or self._fails_in_backward()
+        return context.iter_forward_root is not None or context.post_backward_final_callback_queued
 
     def _fails_in_backward(self) -> bool:
         return self._root._get_fsdp_state()._state_ctx.post_backward_final_callback_queued  # noqa: SLF001 (as above)

@@ -20,6 +20,7 @@ from colossal._src.interface import (
 )
 from colossal._src.pipeline import PipelineExecutor, Stage, Timeline
 from colossal._src.shardformer import switch_checkpointing
+from colossal._src.tensor import grad_of, set_grad
 from colossal.errors import UnsupportedError
 
 _REFUSED: Mapping[str, str] = {
@@ -120,15 +121,15 @@ class GradientAverager:
         # what was frozen since may have a gradient, and what was thawed since has one
         self._trained |= dict.fromkeys(each for each in self._parameters if each.requires_grad)
         trained = list(self._trained)
-        is_used = [each.grad is not None for each in trained]
+        is_used = [grad is not None for grad in map(grad_of, trained)]
         used_here = torch.tensor(is_used, dtype=torch.int32, device="cpu")
         # ranks may have used different parameters, but must all take part in the same reductions
         used = channel.all_reduce(used_here, "max").tolist()
         chosen = [each for each, is_used in zip(trained, used, strict=True) if is_used]
         for parameter in chosen:
-            if parameter.grad is None:
-                parameter.grad = torch.zeros_like(parameter)
-        grads = [parameter.grad for parameter in chosen if parameter.grad is not None]
+            if grad_of(parameter) is None:
+                set_grad(parameter, torch.zeros_like(parameter))
+        grads = [grad for grad in map(grad_of, chosen) if grad is not None]
         for bucket in group_into_buckets(grads, self._config.bucket_cap_mb * 2**20):
             joined = torch.cat([grad.reshape(-1) for grad in bucket])
             if self._config.fp8_communication:
