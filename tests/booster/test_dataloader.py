@@ -11,6 +11,7 @@ from torch.utils.data import Dataset, DistributedSampler, IterableDataset
 from colossal.booster import Booster
 from colossal.booster.plugin import TorchDDPPlugin
 from colossal.errors import CheckpointError, ConfigError, UnsupportedError
+from colossal.interface import OptimizerWrapper
 from colossal.testing import fake_world
 
 
@@ -105,7 +106,7 @@ def read_on_two_ranks(read: Callable[[Any, int, Any], list[Any]], **options: Any
     for rank in range(2):
         with fake_world(2, rank=rank):
             loader = TorchDDPPlugin().prepare_dataloader(torch.arange(24), 4, shuffle=True, **options)
-            optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.1)
+            optimizer = OptimizerWrapper(torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.1))
             ranks.append(read(loader, rank, optimizer))
     return [sorted(first + second) for first, second in zip(*ranks, strict=True)]
 
@@ -145,7 +146,7 @@ def test_what_one_rank_looks_at_does_not_shift_later_epochs(read, options) -> No
 def test_epochs_that_are_left_early_have_new_orders() -> None:
     with fake_world(2):
         loader = TorchDDPPlugin().prepare_dataloader(torch.arange(24), 4, shuffle=True)
-        optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.1)
+        optimizer = OptimizerWrapper(torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.1))
         firsts = [(next(iter(loader)).tolist(), optimizer.step())[0] for _ in range(3)]
     assert len({tuple(each) for each in firsts}) == 3
 

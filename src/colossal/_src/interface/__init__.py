@@ -30,7 +30,7 @@ from colossal._src.interface.model import (
     unwrap_model,
 )
 from colossal._src.interface.nonfinite_check import NonFiniteCheck
-from colossal._src.interface.optimizer import OptimizerWrapper
+from colossal._src.interface.optimizer import OptimizerWrapper, num_boosted_steps
 from colossal._src.interface.optimizer_check import check_optimizer
 from colossal._src.interface.refusal import SAVE_AND_GENERATE, SAVE_AND_MERGE, lift_refusals, refuse
 
@@ -92,6 +92,7 @@ __all__ = [
     "lift_guards",
     "lift_refusals",
     "model_without_adapters",
+    "num_boosted_steps",
     "random_streams_of",
     "rebind_param_groups",
     "reduce_in_each_pass",

@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from itertools import count
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -53,6 +53,8 @@ class OptimizerWrapper(ClippingMixin):
         >>> [round(x, 4) for x in weight.tolist()]
         [2.4, 3.2]
     """
+
+    _num_steps: ClassVar[int] = 0
 
     def __init__(
         self,
@@ -252,6 +254,7 @@ class OptimizerWrapper(ClippingMixin):
             self._unscale()
             result = self._update(**step_options)
         self._has_scaled_grads = False
+        OptimizerWrapper._num_steps += 1
         # all ranks skip the same steps: none waits for the others in the gather
         if self.masters is not None and not self.scaler.skipped:
             self.masters.copy_params_from_masters()
@@ -385,3 +388,8 @@ class OptimizerWrapper(ClippingMixin):
             The optimizer that was wrapped.
         """
         return self.optim
+
+
+def num_boosted_steps() -> int:
+    """Count the steps of all boosted optimizers of this process, which all ranks that train together have made."""
+    return OptimizerWrapper._num_steps  # noqa: SLF001 (of this file)

@@ -114,8 +114,8 @@ class Plugin(ABC):
 
         Batch k of all ranks together holds the same samples for any number of ranks, as long as the product of
         ranks and `batch_size` stays the same. Each new iterator is a new epoch with a new order, unless the last one
-        was left before any optimizer made a step: then it begins again. `Booster.save` and `Booster.load` take the
-        loader and keep its position, as a number of samples of all ranks together.
+        was left before a boosted optimizer made a step: then it begins again. `Booster.save` and `Booster.load` take
+        the loader and keep its position, as a number of samples of all ranks together.
 
         Args:
             dataset: A dataset with a length.

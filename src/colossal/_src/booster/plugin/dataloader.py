@@ -3,16 +3,15 @@
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cache
 from itertools import cycle, islice
 from typing import Any, cast, final
 
 import numpy as np
 import torch
-from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset
 
 from colossal._src.comm import stream_seed
+from colossal._src.interface import num_boosted_steps
 from colossal.errors import ConfigError, UnsupportedError
 
 
@@ -23,7 +22,7 @@ class _Begun:
 
     epoch: int
     start: int
-    num_steps: int  # that optimizers had made then
+    num_steps: int  # that boosted optimizers had made then
 
 
 @final
@@ -31,8 +30,8 @@ class EpochSampler(DistributedSampler[Any]):
     """Splits a dataset across the data-parallel ranks, in a new order for each epoch.
 
     Each new iterator begins the next epoch, so that `set_epoch` is not needed; a program that resumes calls it
-    once. An iterator that was left before anything was trained does not count: a rank that alone looks at a batch
-    would read other samples than the others from then on. All arguments are those of
+    once. An iterator that was left before a boosted optimizer made a step does not count: a rank that alone looks at a
+    batch would read other samples than the others from then on. All arguments are those of
     `torch.utils.data.DistributedSampler`: where the ranks do not divide the dataset, the first samples are repeated,
     or with ``drop_last=True`` the last ones left out.
     """
@@ -49,7 +48,7 @@ class EpochSampler(DistributedSampler[Any]):
 
     def begin(self) -> "_Begun":
         """Choose the epoch of a new iterator: that of the last one, if that was only looked at."""
-        last, num_steps = self._begun, num_optimizer_steps()
+        last, num_steps = self._begun, num_boosted_steps()
         if last is not None and last.num_steps == num_steps:
             self.epoch, self.start = last.epoch, last.start
         self._begun = _Begun(self.epoch, self.start, num_steps)
@@ -178,30 +177,3 @@ def seed_worker(_worker: int) -> None:
     seed = torch.initial_seed()
     random.seed(stream_seed(seed, 1))
     np.random.seed(stream_seed(seed, 2) % 2**32)  # noqa: NPY002 (transforms draw from the legacy generator)
-
-
-def num_optimizer_steps() -> int:
-    """Count the steps of all optimizers since the first call, which all ranks that train together have made."""
-    return len(_steps())
-
-
-@cache
-def _steps() -> "_Counter":
-    counter = _Counter()
-    register_optimizer_step_post_hook(counter)
-    return counter
-
-
-@final
-class _Counter:
-    """Counts its calls."""
-
-    _number = 0
-
-    def __call__(self, *_args: Any) -> None:
-        """Count."""
-        self._number += 1
-
-    def __len__(self) -> int:
-        """Return how often it was called."""
-        return self._number
