@@ -15,16 +15,18 @@ from colossal._src.interface.guarded_params import guard_parameters, plain_param
 from colossal._src.interface.local_state import check_optimizer_state, mark_optimizer_state
 from colossal._src.interface.nonfinite_check import NonFiniteCheck
 from colossal._src.interface.optimizer_check import check_optimizer
+from colossal._src.interface.torch_optimizer import TorchOptimizer
 from colossal._src.tensor import local_of, placement_of, strip_compile_prefix
 from colossal.errors import ConfigError, UnsupportedError
 
 _WIDE = torch.float32.itemsize
 
 
-class OptimizerWrapper(ClippingMixin):
+class OptimizerWrapper(ClippingMixin, TorchOptimizer):
     """Decides when gradients become an update: backward, clip, step, zero_grad.
 
-    Gradients that the caller sees through the clip methods and `get_grad_norm` are unscaled.
+    Gradients that the caller sees through the clip methods and `get_grad_norm` are unscaled. Schedules may be built of
+    it as well as of the optimizer that it wraps, whose parameter groups it has.
 
     Args:
         optim: The optimizer that holds the state and does the update.
@@ -69,7 +71,7 @@ class OptimizerWrapper(ClippingMixin):
     ) -> None:
         shards = any(placement_of(each).is_sharded for group in optim.param_groups for each in group["params"])
         check_optimizer(optim, shards=shards, subsets=peers is not None)
-        self.optim = optim
+        super().__init__(optim)
         self.scaler = scaler or NoScaler()
         self.param_names = {each: strip_compile_prefix(name) for each, name in (param_names or {}).items()}
         self.masters = masters
@@ -83,32 +85,17 @@ class OptimizerWrapper(ClippingMixin):
         self._nonfinite: NonFiniteCheck | None = None
         self._guard()
 
-    @property
-    def param_groups(self) -> list[dict[str, Any]]:
-        """The parameter groups of the wrapped optimizer."""
-        return self.optim.param_groups
-
-    @property
-    def defaults(self) -> dict[str, Any]:
-        """The default hyperparameters of the wrapped optimizer."""
-        return self.optim.defaults
-
-    @property
-    def state(self) -> Mapping[torch.Tensor, Any]:
-        """The per-parameter state of the wrapped optimizer."""
-        return self.optim.state
-
-    def add_param_group(self, group: dict[str, Any]) -> None:
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a parameter group to the wrapped optimizer.
 
         Args:
-            group: ``{"params": [...]}`` with the group's own hyperparameters.
+            param_group: ``{"params": [...]}`` with the group's own hyperparameters.
 
         Raises:
             ConfigError: The plugin does not reduce the gradients of one of the parameters, which the model did not have
                 when it was boosted.
         """
-        self.optim.add_param_group(group)
+        self.optim.add_param_group(param_group)
         try:
             self._take_group(self.param_groups[-1])
         except ConfigError:
@@ -258,6 +245,8 @@ class OptimizerWrapper(ClippingMixin):
         # all ranks skip the same steps: none waits for the others in the gather
         if self.masters is not None and not self.scaler.skipped:
             self.masters.copy_params_from_masters()
+        if not self.scaler.skipped:
+            self._run_post_hooks(() if closure is None else (closure,))
         return result
 
     def _update(self, *args: Any, **options: Any) -> Any:
