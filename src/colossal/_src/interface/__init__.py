@@ -19,6 +19,7 @@ from colossal._src.interface.boost_types import (
     Parts,
     reduce_in_each_pass,
 )
+from colossal._src.interface.copies import copy_module, refuse_copy
 from colossal._src.interface.full_spec import FullModelSpec, FullOptimizerSpec, Peers, full_spec_of
 from colossal._src.interface.guarded_params import ClippedByOptimizer, WorkingParameter, lift_guards
 from colossal._src.interface.model import (
@@ -83,6 +84,7 @@ __all__ = [
     "check_equal_rounding",
     "check_known",
     "check_optimizer",
+    "copy_module",
     "full_spec_of",
     "full_state",
     "get_pretrained_path",
@@ -97,6 +99,7 @@ __all__ = [
     "rebind_param_groups",
     "reduce_in_each_pass",
     "refuse",
+    "refuse_copy",
     "refuse_unsupported",
     "saved_copies",
     "set_pretrained_path",

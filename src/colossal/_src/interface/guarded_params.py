@@ -20,7 +20,7 @@ from torch.nn.utils import clip_grad
 from torch.utils.weak import WeakIdKeyDictionary
 
 from colossal._src.amp import MasterParams
-from colossal._src.tensor import grad_of, set_grad, set_values, values_of
+from colossal._src.tensor import copy_placement, grad_of, set_grad, set_values, values_of
 from colossal.errors import ConfigError
 
 _OF_CLIPPING = vars(clip_grad)
@@ -63,6 +63,7 @@ class ClippedByOptimizer(nn.Parameter):
         if id(self) not in memo:
             values = values_of(self).clone(memory_format=torch.preserve_format)
             memo[id(self)] = nn.Parameter(values, self.requires_grad)
+            copy_placement(memo[id(self)], self)
         return memo[id(self)]
 
 

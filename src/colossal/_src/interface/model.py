@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from copy import deepcopy
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary, ref
 
@@ -12,9 +13,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 from colossal._src.comm import RandomStreams
 from colossal._src.interface.adapter_names import is_peft_model, model_without_adapters
+from colossal._src.interface.copies import copy_module, refuse_copy
 from colossal._src.interface.full_spec import full_spec_of
 from colossal._src.interface.refusal import refusal_of
-from colossal._src.tensor import grad_of, set_grad
+from colossal._src.tensor import grad_of, is_dtensor, set_grad
 from colossal.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -172,6 +174,18 @@ class ModelWrapper(nn.Module):
 
         is_first = not dist.is_initialized() or dist.get_rank() == 0
         return full_state(unwrap_model(self.module), is_kept=is_first or not only_rank_0)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "ModelWrapper":
+        """Copy the model as it is on this rank, to average or to evaluate it: nothing reduces gradients of a copy.
+
+        Raises:
+            UnsupportedError: Between passes, no rank has the values of a parameter as a tensor of its own.
+        """
+        own = unwrap_model(self.module)
+        if any(is_dtensor(parameter) for parameter in own.parameters()):
+            refuse_copy("units of FSDP")
+        memo[id(self.module)] = deepcopy(own, memo)  # without DistributedDataParallel
+        return copy_module(self, memo)
 
     def compile(self, *args: Any, **kwargs: Any) -> None:
         """Compile the user's own model in place, so that the wrapper runs the compiled one.

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any, final
+from typing import Any, NoReturn, final
 
 import torch
 from torch import nn
@@ -11,7 +11,7 @@ from torch.utils.hooks import RemovableHandle
 
 from colossal._src.amp import DataAliases, MasterParams
 from colossal._src.comm import Partition, PendingComm
-from colossal._src.interface import rebind_param_groups
+from colossal._src.interface import rebind_param_groups, refuse_copy
 from colossal._src.tensor import copy_placement, grad_of, placement_of, set_grad
 from colossal._src.zero.bucket import Bucket
 from colossal._src.zero.buffer_pool import BufferPool
@@ -137,6 +137,10 @@ class ZeroShards(MasterParams):
         self._gathers = {bucket: bucket.start_gather(is_written=is_written) for bucket in changed}
         if not self._config.overlap_allgather:
             self.wait()
+
+    def __deepcopy__(self, _memo: object) -> NoReturn:
+        """Refuse: a module waits for these before it runs, and its copy would run before values are there."""
+        refuse_copy("buckets that are gathered during forward passes (overlap_allgather=True)")
 
     def wait(self, buckets: Iterable[FlatParameters] | None = None) -> None:
         """Wait until updated parameters are here."""

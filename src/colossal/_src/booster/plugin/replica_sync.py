@@ -60,7 +60,9 @@ def broadcast_buffers_before_forward(model: nn.Module, mesh: ParallelMesh) -> No
     """
     buffers = list(_persistent(model))
 
-    def broadcast(*_inputs: Any) -> None:
+    def broadcast(called: nn.Module, *_inputs: Any) -> None:
+        if called is not model:  # a copy, which one rank may evaluate
+            return
         # looked up in each pass: a module may have replaced the buffer by another tensor
         Channel("dp", mesh).broadcast(getattr(module, name) for _, module, name in buffers)
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import InitVar, dataclass
-from typing import Any, final
+from typing import Any, NoReturn, final
 
 import torch
 from torch import distributed as dist
@@ -22,6 +22,7 @@ from colossal._src.interface import (
     lift_refusals,
     model_without_adapters,
     refuse,
+    refuse_copy,
     unwrap_model,
 )
 from colossal._src.tensor import backing_shard, local_regions_of, operators_mesh
@@ -219,6 +220,14 @@ class GeminiDDP(ModelWrapper):
                 "model.state_dict(only_rank_0=...) of the boosted model on all ranks, or booster.save_model."
             )
         return full_state(unwrap_model(self), is_kept=not only_rank_0 or self.partition.rank == 0)
+
+    def __deepcopy__(self, _memo: dict[int, Any]) -> NoReturn:
+        """Refuse: between passes parameters have no values.
+
+        Raises:
+            UnsupportedError: Always; it says how to average weights.
+        """
+        refuse_copy("chunks, which have no values between passes")
 
     @torch.no_grad()
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:

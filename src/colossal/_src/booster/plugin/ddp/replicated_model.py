@@ -38,6 +38,10 @@ class ReplicatedModel:
         self._is_prepared = self._is_expected = False
         self._watch()
 
+    def __deepcopy__(self, _memo: object) -> "ReplicatedModel":
+        """A hook in a copy of the boosted model finds that the copy is not its own."""
+        return self
+
     def wrap(self, optimizer: OptimizerWrapper | None) -> ModelWrapper:
         """Return the boosted model, and prepare for the backward passes of its optimizer."""
         wrapper = ModelWrapper(self._ddp)
@@ -57,6 +61,8 @@ class ReplicatedModel:
         self._handle = first.register_post_accumulate_grad_hook(partial(_grad_hook, ref(self)))
 
     def _before_forward(self, wrapper: nn.Module, _args: object) -> None:
+        if wrapper.module is not self._ddp:  # a copy
+            return
         if (trained := list(map(_requires_grad, self._parameters))) != self._trained and any(trained):
             # else its hooks would stay at the parameters
             vars(self._ddp).update(reducer=None, logger=None)

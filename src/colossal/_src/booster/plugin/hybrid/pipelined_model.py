@@ -15,6 +15,7 @@ from colossal._src.interface import (
     SAVE_AND_MERGE,
     FullModelSpec,
     OptimizerWrapper,
+    copy_module,
     model_without_adapters,
     refuse,
 )
@@ -48,6 +49,11 @@ class PipelinedModel(nn.Module):
         for name, message in _REFUSED.items():
             own = [each for root in full_spec.roots for each in (root, model_without_adapters(root))]
             refuse([*own, *([self] if any(hasattr(each, name) for each in own) else [])], name, message)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "PipelinedModel":
+        """Copy the stages, whose parameters can be averaged and saved; only those of the original communicate."""
+        memo[id(self._run)] = None
+        return copy_module(self, memo)
 
     def record(self) -> AbstractContextManager[list[Timeline]]:
         """Measure when each pass of a step is; see `PipelineExecutor.record`."""
