@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from colossal._src.interface.full_state_dict import full_state
     from colossal._src.interface.gradient_checks import check_dense_gradients, check_equal_rounding
     from colossal._src.interface.keywords import Clipping, Keywords, check_known, keywords_for, refuse_unsupported
-    from colossal._src.interface.param_groups import rebind_param_groups
+    from colossal._src.interface.param_groups import has_uniform_state, rebind_param_groups, uniform_state_like
     from colossal._src.interface.pretrained import get_pretrained_path, set_pretrained_path
     from colossal._src.interface.token_weighting import TokenWeighting
 
@@ -53,9 +53,11 @@ _MODULE_OF = {
     "full_state": "colossal._src.interface.full_state_dict",
     "get_pretrained_path": "colossal._src.interface.pretrained",
     "keywords_for": "colossal._src.interface.keywords",
+    "has_uniform_state": "colossal._src.interface.param_groups",
     "rebind_param_groups": "colossal._src.interface.param_groups",
     "refuse_unsupported": "colossal._src.interface.keywords",
     "set_pretrained_path": "colossal._src.interface.pretrained",
+    "uniform_state_like": "colossal._src.interface.param_groups",
 }  # which few programs need
 
 __all__ = [
@@ -89,6 +91,7 @@ __all__ = [
     "full_state",
     "get_pretrained_path",
     "has_adapters",
+    "has_uniform_state",
     "is_peft_model",
     "keywords_for",
     "lift_guards",
@@ -104,6 +107,7 @@ __all__ = [
     "saved_copies",
     "set_pretrained_path",
     "set_random_streams",
+    "uniform_state_like",
     "unwrap_compiled",
     "unwrap_model",
 ]

@@ -23,10 +23,32 @@ def rebind_param_groups(
                     name: shard_like(value, shard) if _is_elementwise(name, value, full) else value
                     for name, value in state.pop(full).items()
                 }
+            elif full in held and shard is None:
+                state.pop(full, None)
         here = dict.fromkeys(held.get(full, full) for full in group["params"])
         group["params"][:] = [shard for shard in here if shard is not None]  # in place: LBFGS keeps this very list
 
 
-def _is_elementwise(name: str, value: object, full: nn.Parameter) -> bool:
+def has_uniform_state(optimizer: Optimizer) -> bool:
+    """Whether each state is one number for all elements, as in constructors; then any shard of it is known."""
+    return all(
+        _is_uniform(name, value, full) for full, states in optimizer.state.items() for name, value in states.items()
+    )
+
+
+def uniform_state_like(value: torch.Tensor, shard: nn.Parameter) -> torch.Tensor:
+    """Make the shard of a uniform state."""
+    return torch.full_like(shard, value.flatten()[0].item(), dtype=value.dtype, requires_grad=False)
+
+
+def _is_uniform(name: str, value: object, full: torch.Tensor) -> bool:
+    if not isinstance(value, torch.Tensor):
+        return value is None or isinstance(value, bool | int | float | str)
+    if value.numel() <= 1:
+        return True
+    return _is_elementwise(name, value, full) and bool((value == value.flatten()[0]).all())
+
+
+def _is_elementwise(name: str, value: object, full: torch.Tensor) -> bool:
     # the step of a parameter without dimensions has its shape, and belongs to every shard
     return isinstance(value, torch.Tensor) and value.shape == full.shape and name != "step"

@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 from colossal._src.amp import cast_floats
 from colossal._src.booster.plugin.hybrid.hybrid_options import HybridOptions
 from colossal._src.cluster import ParallelMesh
-from colossal._src.interface import rebind_param_groups
+from colossal._src.interface import has_uniform_state, rebind_param_groups, uniform_state_like
 from colossal._src.pipeline import (
     FullOutline,
     Stage,
@@ -241,14 +241,18 @@ def rebind_to_stages(optimizer: Optimizer, names: dict[nn.Parameter, list[str]],
     here = parameters_of(stages)
     held = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     is_unsharded = all(here.get(names[each][0]) is each and not placement_of(each).is_sharded for each in held)
-    if optimizer.state and not is_unsharded:
+    if not is_unsharded and not has_uniform_state(optimizer):
         raise ConfigError(
             "An optimizer of a model that is sharded is boosted before its first step. Found "
             f"{type(optimizer).__name__} with state of {len(optimizer.state)} parameters, of which this rank is going "
             "to have parts. Build a new one, and load its state by booster.load_optimizer."
         )
     shards = {each: next((here[name] for name in names[each] if name in here), None) for each in held}
-    rebind_param_groups(optimizer, shards, shard_like=lambda value, _: value)  # of what is not sharded
+    rebind_param_groups(optimizer, shards, shard_like=_same_state if is_unsharded else uniform_state_like)
+
+
+def _same_state(value: torch.Tensor, _shard: nn.Parameter) -> torch.Tensor:
+    return value
 
 
 def cast_stage_inputs_and_outputs(stages: Sequence[Stage], dtype: torch.dtype) -> None:
