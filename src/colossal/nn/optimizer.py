@@ -7,6 +7,7 @@ DTensors, or the ranges into which ZeRO partitions them: updates are the same.
 from colossal._src.nn.optimizer import (
     CAME,
     Adafactor,
+    CombinedOptimizer,
     CPUAdam,
     DistGaloreAdamW,
     DistGaloreAwamW,
@@ -29,6 +30,7 @@ __all__ = [
     "CAME",
     "Adafactor",
     "CPUAdam",
+    "CombinedOptimizer",
     "DistGaloreAdamW",
     "DistGaloreAwamW",
     "DistributedAdaFactor",

@@ -84,7 +84,15 @@ def check_parts(parts: Parts) -> None:
     if isinstance(unwrap_compiled(parts.model), ModelWrapper) or isinstance(parts.optimizer, OptimizerWrapper):
         raise ConfigError(
             "boost takes a plain model and a plain optimizer. Found one that is boosted already. "
-            "Boost once; pass model.unwrap() and optimizer.unwrap() to boost again."
+            "Boost once; pass model.unwrap() and optimizer.unwrap() to boost again. Several optimizers of one model "
+            "are boosted together, as colossal.nn.optimizer.CombinedOptimizer(*optimizers)."
+        )
+    given: Any = parts.optimizer
+    if isinstance(given, list | tuple):
+        kinds = ", ".join(type(each).__name__ for each in given)
+        raise ConfigError(
+            f"boost takes one optimizer of a model. Found {len(given)}: {kinds}. Combine them, each of other "
+            "parameters: colossal.nn.optimizer.CombinedOptimizer(*optimizers)."
         )
     if parts.optimizer is not None:
         own = set(parts.model.parameters())

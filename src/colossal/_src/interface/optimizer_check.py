@@ -32,6 +32,10 @@ def check_optimizer(
     Optimizers of `colossal.nn.optimizer` declare support of shards by ``updates_shards``. Any other one is tried: a
     new one of the same class and hyperparameters updates small tensors, once in full, and once as two ranks would.
     """
+    for each in getattr(optimizer, "optimizers", ()):  # of a CombinedOptimizer
+        check_optimizer(each, shards=shards, subsets=subsets, as_parameter=as_parameter)
+    if hasattr(optimizer, "optimizers"):
+        return
     knows_shards = getattr(optimizer, "updates_shards", None)
     if not (shards or subsets) or (knows_shards and not subsets):
         return

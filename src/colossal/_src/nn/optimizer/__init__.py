@@ -7,6 +7,7 @@ DTensors, or the ranges into which ZeRO partitions them: updates are the same.
 from colossal._src.nn.optimizer.adafactor import Adafactor, DistributedAdaFactor
 from colossal._src.nn.optimizer.adam import CPUAdam, FusedAdam, HybridAdam
 from colossal._src.nn.optimizer.came import CAME, DistributedCAME
+from colossal._src.nn.optimizer.combined import CombinedOptimizer
 from colossal._src.nn.optimizer.galore import DistGaloreAwamW, GaLoreAdamW, GaLoreAdamW8bit
 from colossal._src.nn.optimizer.galore_param_groups import get_galore_param_groups
 from colossal._src.nn.optimizer.lamb import DistributedLamb, FusedLAMB, Lamb
@@ -20,6 +21,7 @@ __all__ = [
     "CAME",
     "Adafactor",
     "CPUAdam",
+    "CombinedOptimizer",
     "DistGaloreAdamW",
     "DistGaloreAwamW",
     "DistributedAdaFactor",
