@@ -5,6 +5,7 @@ import importlib
 import pkgutil
 
 import pytest
+from docstring_examples import find_examples
 
 import colossal
 
@@ -13,11 +14,12 @@ MODULES = ["colossal", *(module.name for module in pkgutil.walk_packages(colossa
 
 @pytest.mark.parametrize("name", MODULES)
 def test_examples(name, capsys) -> None:
-    failed, _ = doctest.testmod(importlib.import_module(name))
-    assert not failed, capsys.readouterr().out
+    runner = doctest.DocTestRunner()
+    for test in find_examples(importlib.import_module(name)):
+        runner.run(test)
+    assert not runner.failures, capsys.readouterr().out
 
 
 def test_there_are_examples() -> None:
-    finder = doctest.DocTestFinder()
-    found = [test for name in MODULES for test in finder.find(importlib.import_module(name)) if test.examples]
+    found = [test for name in MODULES for test in find_examples(importlib.import_module(name)) if test.examples]
     assert len(found) > 25

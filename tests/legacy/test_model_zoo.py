@@ -211,11 +211,10 @@ SIZES = {
 def test_models_of_named_sizes(name, monkeypatch) -> None:
     module = gpt if name.startswith("gpt") else vit
     made = {}
-    implementation = importlib.import_module(getattr(module, name).__module__)
-    monkeypatch.setattr(
-        implementation, "GPT" if module is gpt else "VisionTransformer", lambda **sizes: made.update(sizes)
-    )
-    getattr(module, name)(dropout=0.2)
+    build = getattr(module, name)
+    model = "GPT" if module is gpt else "VisionTransformer"
+    monkeypatch.setitem(build.__globals__, model, lambda **sizes: made.update(sizes))
+    build(dropout=0.2)
     assert (made["dim"], made["depth"], made["num_heads"], made["dropout"]) == (*SIZES[name], 0.2)
 
 

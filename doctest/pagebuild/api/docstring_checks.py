@@ -141,8 +141,9 @@ class DocstringChecker:
     def _attribute_gaps(self, target: Target, entry: Entry) -> Iterator[str]:
         if not target.is_class:
             return
-        owners = [one for one in target.value.__mro__ if self.inventory.resolver.library.owns(one.__module__)]
-        nodes = [self.inventory.resolver.sources.find(one.__module__, one.__qualname__) for one in owners]
+        resolver = self.inventory.resolver
+        owners = [one for one in target.value.__mro__ if resolver.library.owns(one.__module__)]
+        nodes = [resolver.sources.find(resolver.defining_module(one), one.__qualname__) for one in owners]
         defined = [set(attributes_in(node)) if isinstance(node, ast.ClassDef) else set() for node in nodes]
         documented = {one["name"] for one in [*(entry["signature"] or ()), *entry["params"], *entry["attributes"]]}
         inherited = "\n".join(one.__doc__ or "" for one in owners[1:])

@@ -107,7 +107,7 @@ def signature_of(target: Target, resolver: Resolver) -> Signature:
 def attribute_type(target: Target, name: str, resolver: Resolver) -> str | None:
     """The annotation of an attribute of a class: in its body, on a property, or where a method assigns it."""
     for owner in _defining_classes(target.value, resolver):
-        speller = SourceFormatter(resolver.sources.module(owner.__module__), resolver)
+        speller = SourceFormatter(resolver.sources.module(resolver.defining_module(owner)), resolver)
         node = speller.module.find(owner.__qualname__)
         for child in ast.walk(node) if node else ():
             if isinstance(child, ast.AnnAssign) and _target_name(child) == name:
@@ -130,7 +130,7 @@ def _target_name(node: ast.AnnAssign) -> str:
 def _class_signature(target: Target, resolver: Resolver) -> tuple[Parameter, ...] | None:
     maker = next((owner for owner in target.value.__mro__ if "__init__" in vars(owner)), object)
     if resolver.library.owns(maker.__module__):
-        speller = SourceFormatter(resolver.sources.module(maker.__module__), resolver)
+        speller = SourceFormatter(resolver.sources.module(resolver.defining_module(maker)), resolver)
         node = speller.module.find(f"{maker.__qualname__}.__init__")
         if isinstance(node, Function):
             return _function_signature(vars(maker)["__init__"], node, speller, "method")
@@ -163,7 +163,7 @@ def _dataclass_parameters(value: Any, resolver: Resolver) -> Iterator[Parameter]
     """The parameters of a constructor that `dataclass` wrote."""
     written: dict[str, tuple[str | None, str | None]] = {}
     for owner in reversed(list(_defining_classes(value, resolver))):
-        speller = SourceFormatter(resolver.sources.module(owner.__module__), resolver)
+        speller = SourceFormatter(resolver.sources.module(resolver.defining_module(owner)), resolver)
         for child in getattr(speller.module.find(owner.__qualname__), "body", ()):
             if isinstance(child, ast.AnnAssign):
                 written[_target_name(child)] = speller.type(child.annotation), speller.field_default(child.value)

@@ -93,6 +93,11 @@ class Resolver:
         """The module that defines the object."""
         return self.sources.module(target.module)
 
+    def defining_module(self, value: Any) -> str:
+        """The module whose source defines a class or a function; it may say another one, which exports it."""
+        module: str = value.__module__
+        return self.sources.assigning_module(module, value.__qualname__)[0] if self.library.owns(module) else module
+
     @cached_property
     def public_names(self) -> list[Target]:
         """Every public module and every name that one offers, sorted by name."""
@@ -130,7 +135,7 @@ class Resolver:
         if inspect.isclass(value) or inspect.isfunction(value):
             if not self.library.owns(value.__module__):
                 raise UnknownNameError(f"{name} is {value.__module__}.{value.__qualname__} of another library")
-            return Target(name, _kind(value), value.__module__, value.__qualname__, value)
+            return Target(name, _kind(value), self.defining_module(value), value.__qualname__, value)
         owner, spelling = self.sources.assigning_module(module, part)
         return Target(name, "data", owner, spelling, value)
 
@@ -139,7 +144,8 @@ class Resolver:
         if definer is None:
             raise UnknownNameError(f"{name.rpartition('.')[0]} has no {part}")
         raw = vars(definer).get(part)
-        return Target(name, _member_kind(raw), definer.__module__, f"{definer.__qualname__}.{part}", raw, owner)
+        module = self.defining_module(definer)
+        return Target(name, _member_kind(raw), module, f"{definer.__qualname__}.{part}", raw, owner)
 
 
 def _defining_classes(owner: Any, part: str) -> Iterator[type]:
@@ -155,8 +161,11 @@ def _own_members(owner: type) -> list[str]:
 
 
 def _is_of_base(function: Any, owner: type) -> bool:
-    place = (function.__module__, function.__qualname__.rpartition(".")[0])
-    return any(place == (base.__module__, base.__qualname__) for base in owner.__mro__[1:])
+    return any(_place(function) == _place(vars(base).get(function.__name__)) for base in owner.__mro__[1:])
+
+
+def _place(function: Any) -> tuple[object, object]:
+    return getattr(function, "__module__", None), getattr(function, "__qualname__", None)
 
 
 def _kind(value: Any) -> str:

@@ -1,6 +1,7 @@
-"""Lets every public module find the names and the modules that it had in the older documentation.
+"""Executes every public module: what it exports carries its name, and it finds what it had in older documentation.
 
-The table of them is read when a program asks for something that is not there, so that other programs do not pay for it.
+The table of older names is read when a program asks for something that is not there, so that other programs do not pay
+for it.
 """
 
 import sys
@@ -71,13 +72,27 @@ def _find(name: str, path: Sequence[str] | None) -> ModuleSpec | None:
 def _extend(module: ModuleType, execute: Callable[[ModuleType], None]) -> None:
     """Execute a public module, and let it find the names and modules that it had in the older documentation."""
     execute(module)
+    for name in module.__dict__.get("__all__", ()):
+        if name in module.__dict__:
+            _set_public_module(module.__name__, name, module.__dict__[name])
     own: Callable[[str], object] | None = module.__dict__.get("__getattr__")
 
     def load(name: str) -> object:
         if own is not None:
             with suppress(AttributeError):
-                return own(name)
+                value = own(name)
+                _set_public_module(module.__name__, name, value)
+                return value
         return get_older_name(module.__name__, name)
 
     module.__dict__["__getattr__"] = load
     module.__dict__.setdefault("__path__", [])  # older modules may be inside, as in a package
+
+
+def _set_public_module(module: str, name: str, value: Any) -> None:
+    """Let a class or a function say the public module that exports it: pickles, logs and tracebacks show that."""
+    # An alias would not lead back to the object, and who is public already stays where it is. Pickles that hold the
+    # private module are read as before: it is still there.
+    defined_in = getattr(value, "__module__", None) or ""
+    if defined_in.startswith("colossal._src.") and getattr(value, "__qualname__", None) == name:
+        value.__module__ = module

@@ -10,6 +10,7 @@ from typing import Any
 
 import griffe
 import pytest
+from docstring_examples import find_examples
 from griffe import DocstringSectionKind as Section
 
 from pagebuild.api.entry import Entry
@@ -56,11 +57,10 @@ def test_the_booster_as_its_page_shows_it(reference) -> None:
 
 def test_every_example_is_collected_as_a_test(reference) -> None:
     """`tests/design/test_examples.py` runs what doctest finds; doctest finds what is shown."""
-    finder = doctest.DocTestFinder()
     modules = {entry["canonical"].rpartition(".")[0] for entry in reference.objects.values()}
     found = {}
     for name in modules & set(sys.modules):
-        found.update({test.name: test.examples for test in finder.find(sys.modules[name])})
+        found.update({test.name: test.examples for test in find_examples(sys.modules[name])})
     shown = {entry["canonical"]: entry["examples"] for entry in reference.objects.values() if entry["examples"]}
     assert len(shown) > 60
     for name, examples in shown.items():
