@@ -12,6 +12,7 @@ from families import build, inputs_of
 from float64 import KeepFloat64
 
 from colossal._src.interface import TokenWeighting
+from colossal._src.pipeline import lacks_labels
 from colossal._src.tensor import copy_placement
 from colossal.booster import Booster
 from colossal.booster.plugin import (
@@ -185,3 +186,79 @@ def test_what_was_not_counted_is_refused() -> None:
             TokenWeighting(batches, causal=True, mesh=mesh)
 
     run_threads(program, 2)
+
+
+# ------------------------------------------------------------------------------------------ without any label
+
+LACKING = {
+    "2 micro-batches, pp2": (2, {"pp": 2}, partial(HYBRID, 1, 2, num_microbatches=2)),
+    "micro-batches of 1, pp2": (2, {"pp": 2}, partial(HYBRID, 1, 2, microbatch_size=1, pp_style="1f1b")),
+    "2 micro-batches, 1 stage": (1, {}, partial(HYBRID, 1, 1, num_microbatches=2)),
+    "1 stage, tp2": (2, {"tp": 2}, partial(HYBRID, 2, 1, num_microbatches=2)),
+}
+
+
+def run_lacking(axes: dict[str, int], plugin: Callable[[], Any]) -> None:
+    """Half of a batch has no labels: refused on all ranks where its mean is taken, and right by tokens."""
+    with ParallelMesh(**axes), KeepFloat64():
+        booster, model = Booster(device="cpu", plugin=plugin()), build(FAMILY)
+        model, optimizer, *_ = booster.boost(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        inputs = {key: value.chunk(2)[0] for key, value in batch().items()}
+        for num_labels in (0, 1):  # with a first label, which nothing predicts
+            inputs["labels"][:2, :num_labels], inputs["labels"][:2, num_labels:] = 1, -100
+            for trained, return_loss in ((optimizer, True), (optimizer, False), (None, True)):
+                with pytest.raises(ConfigError, match="micro-batch without.* booster.weight_by_tokens"):
+                    booster.execute_pipeline(iter([inputs]), model, lambda out, _: out.loss, trained, return_loss)
+        optimizer.zero_grad()
+        weight = booster.weight_by_tokens(inputs["labels"], causal=True)
+        criterion = lambda outputs, part: weight(outputs.loss, part["labels"])  # noqa: E731
+        found = booster.execute_pipeline(iter([inputs]), model, criterion, optimizer)["loss"]
+        assert_equal(found, build(FAMILY)(**inputs).loss, "loss")
+
+
+@pytest.mark.parametrize("world", LACKING)
+def test_a_mean_over_no_labels_is_refused_on_all_ranks(world: str) -> None:
+    size, axes, plugin = LACKING[world]
+    run_processes(run_lacking, size, axes, plugin)
+
+
+def run_one_rank_lacking(plugin: Callable[[], Any]) -> None:
+    booster, model = Booster(device="cpu", plugin=plugin()), build(FAMILY)
+    model, optimizer, *_ = booster.boost(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    rank, size = booster.plugin.data_parallel_rank_and_size()
+    inputs = {key: value.chunk(size)[rank] for key, value in batch().items()}
+    inputs["labels"] = inputs["labels"].masked_fill(torch.tensor(rank == 0), -100)
+    weight = booster.weight_by_tokens(inputs["labels"], causal=True)
+    criterion = lambda outputs, part: weight(outputs.loss, part["labels"])  # noqa: E731
+    assert booster.execute_pipeline(iter([inputs]), model, criterion, optimizer)["loss"].isfinite()
+    optimizer.zero_grad()
+    if rank:
+        model(**inputs)  # DistributedDataParallel agrees on its buckets in a second forward pass
+    else:
+        with pytest.raises(ConfigError, match="on each rank. Found a micro-batch without"):
+            booster.execute_pipeline(iter([inputs]), model, lambda outputs, _: outputs.loss, optimizer)
+
+
+@pytest.mark.parametrize("plugin", [TorchDDPPlugin, partial(LowLevelZeroPlugin, precision="fp32")])
+def test_a_rank_without_labels_says_so(plugin: Callable[[], Any]) -> None:
+    run_processes(run_one_rank_lacking, 2, plugin)
+
+
+def test_only_labels_of_which_none_counts_are_lacking() -> None:
+    nothing = torch.full((2, 3), -100)
+    some, first = nothing.clone(), nothing.clone()
+    some[1, 2], first[:, 0] = 5, 5
+    assert lacks_labels({"input_ids": torch.ones(2, 3, dtype=torch.long), "labels": nothing})
+    assert lacks_labels((torch.ones(2, 3), nothing[:, 0]))
+    assert lacks_labels([first])
+    assert not lacks_labels([some])
+    assert not lacks_labels({"x": nothing.float(), "names": ["a"], "step": torch.tensor(-100)})
+    assert not lacks_labels([nothing.to("meta")])  # what a device holds is not read
+
+
+def test_a_loss_that_is_no_mean_over_labels_needs_none() -> None:
+    booster, model = Booster(device="cpu"), torch.nn.Linear(2, 2)
+    boosted, optimizer, *_ = booster.boost(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    inputs = (torch.ones(2, 2), torch.full((2,), -100))
+    criterion = lambda out, part: torch.nn.functional.cross_entropy(out, part[1], reduction="sum")  # noqa: E731
+    assert booster.execute_pipeline(iter([inputs]), boosted, criterion, optimizer)["loss"] == 0

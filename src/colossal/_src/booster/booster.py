@@ -312,7 +312,8 @@ class Booster(CheckpointMixin, LoraMixin):
             ``{"loss": ..., "outputs": ...}``, without graphs; None for what was not asked for.
 
         Raises:
-            ConfigError: The model does not belong to this booster.
+            ConfigError: The model does not belong to this booster, or all labels of a micro-batch are -100 and its loss
+                is NaN.
             StopIteration: There is no batch left.
         """
         executor = self._find("execute_pipeline", model, None).executor

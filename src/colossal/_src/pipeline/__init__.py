@@ -3,7 +3,15 @@
 from colossal._src.pipeline.execution_sequence import ExecutionSequence, extract_sequence_stage, is_layer_sequence
 from colossal._src.pipeline.executor import PipelineExecutor
 from colossal._src.pipeline.layer_costs import count_layer_parameters, measure_layer_times
-from colossal._src.pipeline.microbatch import Microbatching, map_tensors, merge_outputs, split_batch, tensors_in
+from colossal._src.pipeline.microbatch import (
+    Microbatching,
+    lacks_labels,
+    map_tensors,
+    merge_outputs,
+    refuse_loss_without_labels,
+    split_batch,
+    tensors_in,
+)
 from colossal._src.pipeline.partition import (
     PipelineStageManager,
     partition_balanced,
@@ -70,6 +78,7 @@ __all__ = [
     "forward_only",
     "interleaved",
     "is_layer_sequence",
+    "lacks_labels",
     "map_tensors",
     "measure_layer_times",
     "merge_outputs",
@@ -79,6 +88,7 @@ __all__ = [
     "partition_balanced",
     "partition_by_counts",
     "partition_uniform",
+    "refuse_loss_without_labels",
     "simulate",
     "split_batch",
     "stage_of_layer",

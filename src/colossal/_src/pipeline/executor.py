@@ -13,7 +13,14 @@ from torch import distributed as dist
 from colossal._src.cluster import ParallelMesh, host_group
 from colossal._src.comm import Channel
 from colossal._src.interface import OptimizerWrapper
-from colossal._src.pipeline.microbatch import Microbatching, map_tensors, split_batch, tensors_in
+from colossal._src.pipeline.microbatch import (
+    Microbatching,
+    lacks_labels,
+    map_tensors,
+    refuse_loss_without_labels,
+    split_batch,
+    tensors_in,
+)
 from colossal._src.pipeline.p2p import RecvQueue, TensorMeta, make_links, peer_pairs, wait
 from colossal._src.pipeline.pipeline_step import PipelineStep
 from colossal._src.pipeline.schedule import SCHEDULES, Pass, PipelineOrder, forward_only, p2p_messages
@@ -74,7 +81,7 @@ class PipelineExecutor:
         all_gather, pp, 8 bytes, to see that all ranks have the same batch; broadcast, pp, 16 bytes, of the loss.
         """
         trains = optimizer is not None and torch.is_grad_enabled()
-        batches, signature = self._next_micro_batches(data_iter, trains)
+        batches, signature, checks_loss = self._next_micro_batches(data_iter, trains)
         orders = self._orders(len(batches), trains)
         # By the shapes of the batch, on which those between stages depend.
         known = self._known.setdefault(signature, {}) if self._caches else {}
@@ -98,7 +105,11 @@ class PipelineExecutor:
             self._shared.exchange(optimizer.backward_by_grad)
         for link in self._links.values():
             link.drain()
-        return {"loss": self._broadcast_loss(step.loss, known) if return_loss else None, "outputs": step.join_outputs()}
+        loss = self._broadcast_loss(step.loss, known) if return_loss or checks_loss else None
+        if checks_loss:
+            assert loss is not None
+            refuse_loss_without_labels(loss)
+        return {"loss": loss if return_loss else None, "outputs": step.join_outputs()}
 
     @contextmanager
     def record(self) -> Iterator[list[Timeline]]:
@@ -129,11 +140,14 @@ class PipelineExecutor:
             self._mesh.accelerator.synchronize()
         return time.time()
 
-    def _next_micro_batches(self, data_iter: Iterator[Any], trains: bool) -> tuple[list[Any], int]:
-        """Split the next batch into micro-batches, and check that all ranks have the same batch."""
-        batches, signature, problem = [], 0, None
+    def _next_micro_batches(self, data_iter: Iterator[Any], trains: bool) -> tuple[list[Any], int, bool]:
+        """Split the next batch, check that all ranks have the same, and look for micro-batches without labels."""
+        batches, signature, lacking, problem = [], 0, False, None
         try:
-            batches = split_batch(self._to_device(next(data_iter)), self._microbatching)
+            on_host = next(data_iter)
+            batches = split_batch(self._to_device(on_host), self._microbatching)
+            if trains or len(batches) > 1:
+                lacking = any(map(lacks_labels, split_batch(on_host, self._microbatching)))
             descriptions = [TensorMeta.of(tensor) for tensor in tensors_in(batches[0])]
             text = repr((len(batches), trains, descriptions)).encode()
             # 7 bytes, so that it fits into a signed 64-bit integer; 0 stays for ranks without a batch.
@@ -142,8 +156,10 @@ class PipelineExecutor:
         except (StopIteration, ConfigError, UnsupportedError) as error:
             problem = error
         # Reached also by a rank that has no batch: the others would wait for it until the timeout.
-        own = torch.tensor([signature], device="cpu")
-        found = Channel("pp", self._mesh).all_gather(own, dim=0).tolist()
+        # Negative from ranks that found a micro-batch without labels: then all of them look at the loss.
+        own = torch.tensor([-signature if lacking else signature], device="cpu")
+        gathered: list[int] = Channel("pp", self._mesh).all_gather(own, dim=0).tolist()
+        found = [abs(each) for each in gathered]
         if problem is not None:
             raise problem
         if len(set(found)) > 1:
@@ -153,7 +169,7 @@ class PipelineExecutor:
                 f"{others} of the pp axis have a batch of other shapes than rank {self._mesh.rank('pp')}, or none. "
                 "Make the dataloader by plugin.prepare_dataloader, or give all of them the same."
             )
-        return batches, signature
+        return batches, signature, min(gathered) < 0
 
     def _check_outputs(self, batch: Any) -> None:
         if self._placement.num_stages > 1:

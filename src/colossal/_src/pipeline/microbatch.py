@@ -1,4 +1,4 @@
-"""Splits a batch into micro-batches, and merges their outputs."""
+"""Splits a batch into micro-batches, merges their outputs, and refuses those whose mean loss does not exist."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
@@ -7,6 +7,8 @@ from typing import Any, final
 import torch
 
 from colossal.errors import ConfigError
+
+_IGNORED_LABEL = -100  # of torch.nn.functional.cross_entropy, and so of transformers
 
 
 @final
@@ -58,6 +60,21 @@ def merge_outputs(parts: Sequence[Any]) -> Any:
     return map_tensors(parts[0], lambda _: next(joined))
 
 
+def lacks_labels(batch: Any) -> bool:
+    """Whether none of the labels of a batch counts."""
+    return any(map(_has_no_label, tensors_in(batch)))
+
+
+def refuse_loss_without_labels(loss: torch.Tensor) -> None:
+    """Refuse the loss of a batch, some of which lacks labels, if it is a mean over them."""
+    if loss.isnan():
+        raise ConfigError(
+            "A mean loss over labels needs one that is not -100, in each micro-batch and on each rank. Found a "
+            "micro-batch without, and a loss that is NaN. Weight the loss by booster.weight_by_tokens, which gives all "
+            "labels of a step the same weight, or leave such samples out."
+        )
+
+
 def tensors_in(tree: Any) -> Iterator[torch.Tensor]:
     """Go through the tensors of a batch."""
     if isinstance(tree, torch.Tensor):
@@ -81,6 +98,14 @@ def map_tensors(tree: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> An
     if isinstance(tree, (tuple, list)):
         return type(tree)(map_tensors(child, change) for child in tree)
     return tree
+
+
+def _has_no_label(tensor: torch.Tensor) -> bool:
+    # Those on a device are not read, as the host would wait for it; a loader has them on the host.
+    if tensor.device.type != "cpu" or tensor.is_floating_point() or not tensor.dim():
+        return False
+    predicted = tensor[:, 1:] if tensor.dim() > 1 else tensor  # nothing predicts the first of a causal model
+    return bool((predicted == _IGNORED_LABEL).all())
 
 
 def _children(tree: Any) -> Sequence[Any]:

@@ -9,7 +9,15 @@ import torch
 from torch import nn
 
 from colossal._src.interface import OptimizerWrapper, unwrap_model
-from colossal._src.pipeline import Microbatching, map_tensors, merge_outputs, model_arguments, split_batch
+from colossal._src.pipeline import (
+    Microbatching,
+    lacks_labels,
+    map_tensors,
+    merge_outputs,
+    model_arguments,
+    refuse_loss_without_labels,
+    split_batch,
+)
 from colossal.errors import ConfigError
 
 
@@ -37,13 +45,16 @@ class BatchExecutor:
     ) -> dict[str, Any]:
         """Run the next batch: forward, and backward if there is an optimizer and gradients are enabled."""
         optimizer = optimizer if torch.is_grad_enabled() else None
-        batch = map_tensors(next(data_iter), lambda tensor: tensor.to(self._device, non_blocking=True))
-        parts = [batch] if self._microbatching is None else split_batch(batch, self._microbatching)
+        on_host = next(data_iter)
+        batch = map_tensors(on_host, lambda tensor: tensor.to(self._device, non_blocking=True))
+        parts, parts_on_host = self._split(batch), self._split(on_host)
         losses, left = list[torch.Tensor](), list[Any]()
-        for number, part in enumerate(parts, start=1):
+        for number, (part, part_on_host) in enumerate(zip(parts, parts_on_host, strict=True), start=1):
+            checks_loss = (optimizer is not None or len(parts) > 1) and lacks_labels(part_on_host)
             # gradients of all micro-batches are reduced once, with those of the last
             with nullcontext() if number == len(parts) else self._no_sync():
-                outputs, loss = self._run(part, criterion if optimizer or return_loss else None, optimizer, len(parts))
+                run_criterion = criterion if optimizer or return_loss else None
+                outputs, loss = self._run(part, run_criterion, optimizer, len(parts), checks_loss)
             losses += [] if loss is None else [loss]
             left += [map_tensors(outputs, torch.Tensor.detach)] if return_outputs else []
             # else they would stay in memory during the next micro-batch
@@ -53,12 +64,16 @@ class BatchExecutor:
             "outputs": (left[0] if len(left) == 1 else merge_outputs(left)) if return_outputs else None,
         }
 
+    def _split(self, batch: Any) -> list[Any]:
+        return [batch] if self._microbatching is None else split_batch(batch, self._microbatching)
+
     def _run(
         self,
         batch: Any,
         criterion: Callable[[Any, Any], torch.Tensor] | None,
         optimizer: OptimizerWrapper | None,
         number: int,
+        checks_loss: bool,
     ) -> tuple[Any, torch.Tensor | None]:
         """Run one micro-batch; return the outputs and its contribution to the loss."""
         args, kwargs = model_arguments(self._signature, batch)
@@ -72,6 +87,8 @@ class BatchExecutor:
                 "The criterion takes outputs and inputs and returns the loss, one number in a tensor. Found "
                 f"{tuple(loss.shape) if isinstance(loss, torch.Tensor) else type(loss).__name__}. Take the mean."
             )
+        if checks_loss:
+            refuse_loss_without_labels(loss)
         loss = loss if number == 1 else loss / number
         if optimizer is not None:
             optimizer.backward(loss)
