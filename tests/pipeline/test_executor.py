@@ -18,7 +18,7 @@ from colossal._src.pipeline import (
     copy_structure,
 )
 from colossal.cluster import ParallelMesh
-from colossal.errors import ConfigError, ShapeError
+from colossal.errors import CommunicationError, ConfigError, ShapeError
 from colossal.interface import OptimizerWrapper
 from colossal.pipeline import StagePlacement, partition_uniform
 from colossal.testing import WorldError, fake_world, run_processes
@@ -261,6 +261,51 @@ def leave() -> None:
 def test_a_peer_that_is_lost_is_an_error() -> None:
     with pytest.raises(WorldError, match="Rank 0: (?s:.*)rank 1 has left"):
         run_processes(leave, 2)
+
+
+def stop_at(stage: Stage, number: int) -> Any:
+    """Raise in the forward pass of a micro-batch, as a full memory does; returns what ends that."""
+    passes = iter(range(100))
+
+    def count(*_: object) -> None:
+        if next(passes) == number:
+            raise torch.OutOfMemoryError("no room")
+
+    return stage.register_forward_pre_hook(count)
+
+
+def go_on(numbers: tuple[int | None, int | None], trains: bool) -> list[str]:
+    """Catch what ends a step on each rank, at another micro-batch, and try two more."""
+    mesh = ParallelMesh(pp=2)
+    run, (stage,), optimizer = pipeline(mesh, "1f1b")
+    number = numbers[mesh.rank("pp")]
+    hook = None if number is None else stop_at(stage, number)
+    found = []
+    for _ in range(3):
+        try:
+            run(iter([batch_of(3)]), criterion, optimizer if trains else None, return_loss=False)
+            found.append("")
+        except (torch.OutOfMemoryError, CommunicationError) as error:
+            found.append(str(error))
+        if hook is not None:
+            hook.remove()
+        optimizer.zero_grad()
+    return found
+
+
+@pytest.mark.parametrize("numbers", [(1, 0), (2, 1)], ids=str)
+def test_a_step_after_one_that_did_not_end_is_refused(numbers) -> None:
+    """Stages would take the messages of the last step for those of the next: a loss that no batch has."""
+    for first, *more in run_processes(go_on, 2, numbers, trains=True):
+        assert first == "no room"
+        assert all("the last step of this rank ended by OutOfMemoryError. Start again" in each for each in more)
+
+
+def test_ranks_whose_step_ended_refuse_the_next_one_too() -> None:
+    (first, *_), (own, *more) = found = run_processes(go_on, 2, (None, 3), trains=False)
+    assert (first, own) == ("", "no room")
+    assert all("the last step of ranks [1] of the pp axis ended by an exception" in each for each in found[0][1:])
+    assert all("the last step of this rank ended by OutOfMemoryError" in each for each in more)
 
 
 def test_structures_are_copied_and_tensors_are_not() -> None:

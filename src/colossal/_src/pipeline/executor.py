@@ -29,10 +29,11 @@ from colossal._src.pipeline.stage import Stage
 from colossal._src.pipeline.tied_gradients import TiedGradientReducer, shared_parameters_of
 from colossal._src.pipeline.timeline import Timeline
 from colossal._src.tensor import refuse_collected_outputs
-from colossal.errors import ConfigError, UnsupportedError
+from colossal.errors import CommunicationError, ConfigError, UnsupportedError
 
 Criterion = Callable[[Any, Any], torch.Tensor]
 
+_UNFINISHED = 1  # what a rank says instead of its batch after a step that an exception ended
 _LOSS_DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 
@@ -66,6 +67,7 @@ class PipelineExecutor:
         self._context = forward_context
         self._orders = cache(lambda number, trains: (SCHEDULES[style] if trains else forward_only)(placement, number))
         self._recorded: list[Pass] | None = None
+        self._unfinished: BaseException | None = None  # what ended the last step
 
     def __call__(
         self,
@@ -98,13 +100,13 @@ class PipelineExecutor:
             return_outputs,
         )
         # Grad mode may be on in an evaluation, where graphs would keep the activations of all micro-batches.
-        with nullcontext() if trains else torch.no_grad():
+        with self._note_exceptions(), nullcontext() if trains else torch.no_grad():
             self._run(step, orders[self._mesh.rank("pp")])
-        if trains:
-            assert optimizer is not None
-            self._shared.exchange(optimizer.backward_by_grad)
-        for link in self._links.values():
-            link.drain()
+            if trains:
+                assert optimizer is not None
+                self._shared.exchange(optimizer.backward_by_grad)
+            for link in self._links.values():
+                link.drain()
         loss = self._broadcast_loss(step.loss, known) if return_loss or checks_loss else None
         if checks_loss:
             assert loss is not None
@@ -126,6 +128,15 @@ class PipelineExecutor:
         dist.all_gather_object(passes, own, group=host_group(self._mesh.group("pp")))
         found.append(Timeline(tuple(each for rank in passes for each in rank)))
 
+    @contextmanager
+    def _note_exceptions(self) -> Iterator[None]:
+        """Note what ends a step: messages of it are under way then, which the next step would take for its own."""
+        try:
+            yield
+        except BaseException as error:
+            self._unfinished = error if self._links else None
+            raise
+
     def _run(self, step: PipelineStep, order: Sequence[Any]) -> None:
         for action in order:
             begin = self._now()
@@ -144,6 +155,9 @@ class PipelineExecutor:
         """Split the next batch, check that all ranks have the same, and look for micro-batches without labels."""
         batches, signature, lacking, problem = [], 0, False, None
         try:
+            if self._unfinished is not None:
+                signature = _UNFINISHED
+                raise self._unfinished_error(f"this rank ended by {type(self._unfinished).__name__}")
             on_host = next(data_iter)
             batches = split_batch(self._to_device(on_host), self._microbatching)
             if trains or len(batches) > 1:
@@ -153,7 +167,7 @@ class PipelineExecutor:
             # 7 bytes, so that it fits into a signed 64-bit integer; 0 stays for ranks without a batch.
             signature = int.from_bytes(hashlib.blake2b(text, digest_size=7).digest())
             self._check_outputs(batches[0])
-        except (StopIteration, ConfigError, UnsupportedError) as error:
+        except (StopIteration, ConfigError, UnsupportedError, CommunicationError) as error:
             problem = error
         # Reached also by a rank that has no batch: the others would wait for it until the timeout.
         # Negative from ranks that found a micro-batch without labels: then all of them look at the loss.
@@ -162,6 +176,9 @@ class PipelineExecutor:
         found = [abs(each) for each in gathered]
         if problem is not None:
             raise problem
+        if _UNFINISHED in found:
+            others = [rank for rank, each in enumerate(found) if each == _UNFINISHED]
+            raise self._unfinished_error(f"ranks {others} of the pp axis ended by an exception")
         if len(set(found)) > 1:
             others = [rank for rank, each in enumerate(found) if each != signature]
             raise ConfigError(
@@ -170,6 +187,14 @@ class PipelineExecutor:
                 "Make the dataloader by plugin.prepare_dataloader, or give all of them the same."
             )
         return batches, signature, min(gathered) < 0
+
+    @staticmethod
+    def _unfinished_error(what: str) -> CommunicationError:
+        return CommunicationError(
+            "A step of a pipeline needs that all passes of the last one ended: stages would else take its messages for "
+            f"those of the next. Found that the last step of {what}. Start again from the last checkpoint, and keep "
+            "exceptions out of a step: smaller micro-batches if memory was full."
+        )
 
     def _check_outputs(self, batch: Any) -> None:
         if self._placement.num_stages > 1:
