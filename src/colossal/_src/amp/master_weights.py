@@ -25,7 +25,6 @@ class MasterParams(ABC):
 
     Attributes:
         pairs: The working parameter of each master weight.
-        aliases: The working parameters that a program may write by ``parameter.data``.
 
     Example:
         >>> import torch
@@ -39,7 +38,6 @@ class MasterParams(ABC):
     """
 
     pairs: dict[nn.Parameter, nn.Parameter]
-    aliases: DataAliases
 
     def backward_pass(self) -> AbstractContextManager[Any]:
         """Open the context in which gradients of the working parameters are computed.
@@ -71,6 +69,14 @@ class MasterParams(ABC):
     @abstractmethod
     def refresh(self) -> None:
         """Copy the values of the working parameters into the master weights."""
+
+    def expect_writes(self, working: nn.Parameter, values: torch.Tensor) -> None:  # noqa: B027 (need not be there)
+        """Take note that a program may write a parameter past torch's counter of changes; by default, nothing.
+
+        Args:
+            working: A parameter of the model.
+            values: The tensor that ``parameter.data`` gave to the program, of the parameter's shape.
+        """
 
     @abstractmethod
     def holds_grad(self, working: nn.Parameter) -> bool:
@@ -111,7 +117,7 @@ class MasterWeights(MasterParams):
         log_zeros: bool = False,
     ) -> None:
         self.pairs: dict[nn.Parameter, nn.Parameter] = {}
-        self.aliases = DataAliases()
+        self._aliases = DataAliases()
         self._optimizer = optimizer
         self._dtype = dtype
         self._log_zeros = log_zeros
@@ -188,6 +194,10 @@ class MasterWeights(MasterParams):
             elif (grad := grad_of(working)) is not None:
                 grad.detach_().zero_()
 
+    def expect_writes(self, working: nn.Parameter, values: torch.Tensor) -> None:
+        """Take note of a tensor by which a program may write a parameter."""
+        self._aliases.add(working, values)
+
     def holds_grad(self, working: nn.Parameter) -> bool:
         """Return whether the gradient of a working parameter has moved to its master weight."""
         master = self._masters.get(working)
@@ -195,7 +205,7 @@ class MasterWeights(MasterParams):
 
     def _modified(self) -> Sequence[int]:
         """Return which working parameters have changed since their versions were noted, by number."""
-        written = self.aliases.take()
+        written = self._aliases.take()
         versions = list(map(_version_of, self.pairs.values()))
         if versions == self._versions and not written:
             return ()

@@ -96,7 +96,7 @@ class WorkingParameter(ClippedByOptimizer):
         """The values, as a tensor by which a program may write them past torch's counter of changes."""
         data, masters = values_of(self), _masters_of(self)
         if masters is not None and not _is_ours(sys._getframe(1)):  # noqa: SLF001
-            masters.aliases.add(self, data)
+            masters.expect_writes(self, data)
         return data
 
     @data.setter
@@ -115,7 +115,7 @@ class WorkingParameter(ClippedByOptimizer):
             )
         # into the memory that the parameter has, of which the optimizer updates a part
         values.copy_(data)
-        masters.aliases.add(self, values)
+        masters.expect_writes(self, values)
 
     def _check_here(self, verb: str) -> None:
         masters = _masters_of(self)

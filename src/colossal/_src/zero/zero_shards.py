@@ -49,7 +49,7 @@ class ZeroShards(MasterParams):
         reserve: Callable[[int], None] | None = None,
     ) -> None:
         self.pairs: dict[nn.Parameter, nn.Parameter] = {}
-        self.aliases = DataAliases()
+        self._aliases = DataAliases()
         self.buckets: list[FlatParameters] = []
         self._places: dict[nn.Parameter, tuple[FlatParameters, int]] = {}  # the bucket of each working parameter
         self._buffers_of, self._largest_of = chunks or self._make_buckets, agree or self._take_largest
@@ -109,7 +109,7 @@ class ZeroShards(MasterParams):
         """
         self.wait()
         self._reducer.finish()
-        written = self.aliases.take()
+        written = self._aliases.take()
         for bucket in self.buckets:
             bucket.refresh(written=written)
         waiting = [bucket.is_waiting for bucket in self.buckets]
@@ -160,6 +160,10 @@ class ZeroShards(MasterParams):
         self._num_pulled = None
         for bucket in self.buckets:
             bucket.discard() if set_to_none else bucket.discard_new()
+
+    def expect_writes(self, working: nn.Parameter, values: torch.Tensor) -> None:
+        """Take note of a tensor by which a program may write a parameter."""
+        self._aliases.add(working, values)
 
     def holds_grad(self, working: nn.Parameter) -> bool:
         """Return whether a gradient of a parameter is in its bucket."""
