@@ -6,33 +6,23 @@ import gc
 import io
 import json
 import weakref
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from families import build
+from plugins import plugins
 from safetensors.torch import load_file
 from torch import nn
 from torch.nn.utils import clip_grad_norm_, clip_grad_value_
 
 from colossal.booster import Booster
-from colossal.booster.plugin import GeminiPlugin, HybridParallelPlugin, LowLevelZeroPlugin, TorchDDPPlugin
+from colossal.booster.plugin import TorchDDPPlugin
 from colossal.errors import ConfigError
 from colossal.testing import run_threads
 
-HYBRID = partial(HybridParallelPlugin, precision="fp32")
-PLUGINS: dict[str, Callable[[], Any]] = {
-    "none": lambda: None,
-    "DDP": TorchDDPPlugin,
-    "ZeRO-1": partial(LowLevelZeroPlugin, precision="fp32"),
-    "ZeRO-2": partial(LowLevelZeroPlugin, precision="fp32", stage=2),
-    "Gemini": partial(GeminiPlugin, precision="fp32"),
-    "tp2": partial(HYBRID, 2, 1),
-    "pp2": partial(HYBRID, 1, 2, num_microbatches=2),
-}
+PLUGINS = plugins("none", "DDP", "ZeRO-1", "ZeRO-2", "Gemini", "tp2", "pp2")
 FULL = ("none", "DDP")
 SHARDED = ("ZeRO-1", "ZeRO-2", "Gemini", "tp2", "pp2")
 

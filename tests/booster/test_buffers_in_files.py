@@ -1,34 +1,18 @@
 """Buffers that differ between ranks: a checkpoint has those of the first rank, in every format."""
 
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from plugins import plugins
 from safetensors.torch import load_file
 from torch import nn
 
 from colossal.booster import Booster
-from colossal.booster.plugin import (
-    GeminiPlugin,
-    HybridParallelPlugin,
-    LowLevelZeroPlugin,
-    TorchDDPPlugin,
-    TorchFSDPPlugin,
-)
 from colossal.testing import run_processes
 
-PLUGINS: dict[str, Callable[[], Any]] = {
-    "DDP": TorchDDPPlugin,
-    "FSDP": TorchFSDPPlugin,
-    "ZeRO-1": partial(LowLevelZeroPlugin, precision="fp32"),
-    "ZeRO-2": partial(LowLevelZeroPlugin, precision="fp32", stage=2),
-    "Gemini": partial(GeminiPlugin, precision="fp32"),
-    "Hybrid": partial(HybridParallelPlugin, 1, 1, precision="fp32"),
-    "Hybrid with ZeRO-1": partial(HybridParallelPlugin, 1, 1, precision="fp32", zero_stage=1),
-}
+PLUGINS = plugins("DDP", "FSDP", "ZeRO-1", "ZeRO-2", "Gemini", "Hybrid", "Hybrid with ZeRO-1")
 DATA = torch.randn(6, 8, 6, generator=torch.Generator().manual_seed(5))
 
 

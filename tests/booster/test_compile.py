@@ -10,35 +10,21 @@ import pytest
 import torch
 from chosen import chosen
 from families import build, inputs_of
+from plugins import HYBRID, plugins
 from torch import nn
 from torch._dynamo.utils import counters
 
 from colossal.booster import Booster
-from colossal.booster.plugin import (
-    GeminiPlugin,
-    HybridParallelPlugin,
-    LowLevelZeroPlugin,
-    TorchDDPPlugin,
-    TorchFSDPPlugin,
-)
 from colossal.errors import UnsupportedError
 from colossal.testing import run_processes
 
 pytestmark = pytest.mark.slow
 
-HYBRID = partial(HybridParallelPlugin, precision="fp32")
 SEQUENCE = partial(HYBRID, enable_sequence_parallelism=True)
-PLUGINS: dict[str, Callable[[], Any]] = {
-    "DDP": TorchDDPPlugin,
-    "FSDP": TorchFSDPPlugin,
-    "ZeRO-1": partial(LowLevelZeroPlugin, precision="fp32"),
-    "ZeRO-2": partial(LowLevelZeroPlugin, precision="fp32", stage=2),
-    "Gemini": partial(GeminiPlugin, precision="fp32"),
-    "tp2": partial(HYBRID, 2, 1),
+PLUGINS = plugins("DDP", "FSDP", "ZeRO-1", "ZeRO-2", "Gemini", "tp2", "pp2") | {
     "tp2, split_gather": partial(SEQUENCE, 2, 1, sequence_parallelism_mode="split_gather"),
     "sp2, all_to_all": partial(SEQUENCE, 1, 1, 2, sequence_parallelism_mode="all_to_all"),
     "sp2, ring_attn": partial(SEQUENCE, 1, 1, 2, sequence_parallelism_mode="ring_attn"),
-    "pp2": partial(HYBRID, 1, 2, num_microbatches=2),
 }
 WAYS: dict[str, tuple[Callable[[Any], Any], Callable[[Any], object]]] = {
     "in place": (lambda model: model.compile(backend="aot_eager") or model, lambda _: None),

@@ -1,40 +1,23 @@
 # pyright: reportArgumentType=false, reportCallIssue=false
 """Names that wrappers gave: of files of other programs, and of models that torch.compile wraps."""
 
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from families import build
+from plugins import plugins
 from safetensors.torch import load_file, save_file
 from torch import nn
 
 from colossal.booster import Booster
-from colossal.booster.plugin import (
-    GeminiPlugin,
-    HybridParallelPlugin,
-    LowLevelZeroPlugin,
-    TorchDDPPlugin,
-    TorchFSDPPlugin,
-)
 from colossal.checkpoint_io import CheckpointIO
 from colossal.errors import CheckpointError, UnsupportedError
 from colossal.testing import run_processes
 
-HYBRID = partial(HybridParallelPlugin, precision="fp32")
-PLUGINS: dict[str, Callable[[], Any]] = {
-    "DDP": TorchDDPPlugin,
-    "FSDP": TorchFSDPPlugin,
-    "ZeRO-1": partial(LowLevelZeroPlugin, precision="fp32"),
-    "Gemini": partial(GeminiPlugin, precision="fp32"),
-    "Hybrid": partial(HYBRID, 1, 1),
-    "tp2": partial(HYBRID, 2, 1),
-    "Gemini, tp2": partial(GeminiPlugin, tp_size=2, precision="fp32"),
-    "pp2": partial(HYBRID, 1, 2, num_microbatches=2),
-}
+PLUGINS = plugins("DDP", "FSDP", "ZeRO-1", "Gemini", "Hybrid", "tp2", "Gemini, tp2", "pp2")
 NEED_NAMES = ("Hybrid", "tp2", "Gemini, tp2", "pp2")
 PREFIXES = ("module.", "_orig_mod.", "module._orig_mod.", "module.module.")
 

@@ -1,34 +1,21 @@
 # pyright: reportArgumentType=false, reportCallIssue=false
 """Passes that end by an exception, in inference mode, or of other units on other ranks; empty parameters."""
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import pytest
 import torch
+from plugins import plugins
 from torch import nn
 
 from colossal.booster import Booster
-from colossal.booster.plugin import (
-    GeminiPlugin,
-    HybridParallelPlugin,
-    LowLevelZeroPlugin,
-    TorchDDPPlugin,
-    TorchFSDPPlugin,
-)
+from colossal.booster.plugin import TorchFSDPPlugin
 from colossal.errors import CommunicationError, ConfigError, UnsupportedError
 from colossal.testing import run_processes
 
-PLUGINS: dict[str, Callable[[], Any]] = {
-    "DDP": TorchDDPPlugin,
-    "FSDP": TorchFSDPPlugin,
-    "FSDP, SHARD_GRAD_OP": partial(TorchFSDPPlugin, sharding_strategy="SHARD_GRAD_OP"),
-    "ZeRO-1": partial(LowLevelZeroPlugin, precision="fp32"),
-    "ZeRO-2": partial(LowLevelZeroPlugin, precision="fp32", stage=2),
-    "Gemini": partial(GeminiPlugin, precision="fp32"),
-    "Hybrid": partial(HybridParallelPlugin, 1, 1, precision="fp32"),
-    "Hybrid with ZeRO-1": partial(HybridParallelPlugin, 1, 1, precision="fp32", zero_stage=1),
+PLUGINS = plugins("DDP", "FSDP", "ZeRO-1", "ZeRO-2", "Gemini", "Hybrid", "Hybrid with ZeRO-1") | {
+    "FSDP, SHARD_GRAD_OP": partial(TorchFSDPPlugin, sharding_strategy="SHARD_GRAD_OP")
 }
 DATA = torch.randn(5, 8, 6, generator=torch.Generator().manual_seed(5)).double()
 

@@ -7,16 +7,11 @@ from typing import Any
 import pytest
 import torch
 from families import build, inputs_of
+from plugins import plugins
 from torch.utils.data import DataLoader, TensorDataset
 
 from colossal.booster import Booster
-from colossal.booster.plugin import (
-    GeminiPlugin,
-    HybridParallelPlugin,
-    LowLevelZeroPlugin,
-    TorchDDPPlugin,
-    TorchFSDPPlugin,
-)
+from colossal.booster.plugin import HybridParallelPlugin, TorchDDPPlugin
 from colossal.cluster import ParallelMesh
 from colossal.errors import ConfigError
 from colossal.testing import run_processes, run_threads
@@ -26,12 +21,7 @@ HYBRID = partial(HybridParallelPlugin, precision="fp32", parallel_output=False)
 WORLDS: dict[str, tuple[dict[str, int], dict[str, Any]]] = {
     "dp2": (
         {"dp": 2},
-        {
-            "DDP": TorchDDPPlugin,
-            "FSDP": TorchFSDPPlugin,
-            "ZeRO-2": partial(LowLevelZeroPlugin, precision="fp32", stage=2),
-            "Gemini": partial(GeminiPlugin, precision="fp32"),
-        },
+        plugins("DDP", "FSDP", "ZeRO-2", "Gemini"),
     ),
     "tp2": ({"tp": 2}, {"Hybrid": partial(HYBRID, 2, 1)}),
     "sp2": ({"sp": 2}, {"Hybrid": partial(HYBRID, 1, 1, 2, enable_sequence_parallelism=True)}),

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 from equality import assert_equal, assert_within_rounding
+from plugins import plugins
 from sklearn.datasets import load_digits
 from torch import distributed as dist
 from torch import nn
@@ -22,7 +23,7 @@ from torch.utils.data import TensorDataset
 from colossal._src.tensor import backing_shard
 from colossal.booster import Booster
 from colossal.booster.mixed_precision import FP16TorchMixedPrecision
-from colossal.booster.plugin import GeminiPlugin, LowLevelZeroPlugin, TorchDDPPlugin, TorchFSDPPlugin
+from colossal.booster.plugin import GeminiPlugin, LowLevelZeroPlugin
 from colossal.nn.lr_scheduler import CosineAnnealingWarmupLR
 from colossal.tensor import full_tensor_of
 from colossal.testing import assert_same_on_all_ranks, run_processes
@@ -30,10 +31,7 @@ from colossal.testing import assert_same_on_all_ranks, run_processes
 GLOBAL_BATCH = 36
 STEPS = 6
 LR = {"AdamW": 0.01, "SGD": 1.0}
-PLUGINS = {
-    "DDP": TorchDDPPlugin,
-    "FSDP": TorchFSDPPlugin,
-    "ZeRO-1": partial(LowLevelZeroPlugin, precision="fp32"),
+PLUGINS = plugins("DDP", "FSDP", "ZeRO-1") | {
     "ZeRO-2": partial(LowLevelZeroPlugin, stage=2, precision="fp32", reduce_bucket_size_in_m=0.002),
     "Gemini": partial(GeminiPlugin, precision="fp32", chunk_config_dict={n: {"chunk_size": 3000} for n in (1, 2, 3)}),
 }

@@ -11,54 +11,37 @@ import pytest
 import torch
 from equality import assert_equal
 from families import build
+from plugins import HYBRID, plugins
 from torch import distributed as dist
 from torch import nn
 from torch.nn.utils import clip_grad_norm_, clip_grad_value_, vector_to_parameters
 
 from colossal._src.interface import ClippedByOptimizer, WorkingParameter
 from colossal.booster import Booster
-from colossal.booster.plugin import (
-    GeminiPlugin,
-    HybridParallelPlugin,
-    LowLevelZeroPlugin,
-    Plugin,
-    TorchDDPPlugin,
-    TorchFSDPPlugin,
-)
+from colossal.booster.plugin import GeminiPlugin, HybridParallelPlugin, LowLevelZeroPlugin, Plugin, TorchDDPPlugin
 from colossal.errors import ConfigError, UnsupportedError
 from colossal.testing import run_processes, run_threads
 
-HYBRID = partial(HybridParallelPlugin, 1, 1)
-FULL: dict[str, Callable[[], Plugin]] = {
-    "DDP": TorchDDPPlugin,
-    "FSDP": TorchFSDPPlugin,
-    "Hybrid": partial(HYBRID, precision="fp32"),
-}
+FULL = plugins("DDP", "FSDP", "Hybrid")
 """Gradients are in the parameters: all of them, or as DTensors, on which torch's functions are right."""
-SHARDED: dict[str, Callable[[], Plugin]] = {
-    "ZeRO-1": partial(LowLevelZeroPlugin, precision="fp32"),
+SHARDED = plugins("ZeRO-1", "Gemini") | {
     "ZeRO-2": partial(LowLevelZeroPlugin, stage=2, precision="fp32", reduce_bucket_size_in_m=0.0001),
-    "Gemini": partial(GeminiPlugin, precision="fp32"),
-    "Hybrid, ZeRO-1": partial(HYBRID, precision="fp32", zero_stage=1),
+    "Hybrid, ZeRO-1": partial(HYBRID, 1, 1, zero_stage=1),
 }
 HALF: dict[str, Callable[[], Plugin]] = {
     "DDP, fp16_naive": TorchDDPPlugin,
     "ZeRO-1, bf16": partial(LowLevelZeroPlugin, precision="bf16"),
     "ZeRO-2, fp16": partial(LowLevelZeroPlugin, stage=2, precision="fp16"),
-    "Hybrid, bf16": partial(HYBRID, precision="bf16"),
-    "Hybrid, ZeRO-1, bf16": partial(HYBRID, precision="bf16", zero_stage=1),
+    "Hybrid, bf16": partial(HybridParallelPlugin, 1, 1, precision="bf16"),
+    "Hybrid, ZeRO-1, bf16": partial(HybridParallelPlugin, 1, 1, precision="bf16", zero_stage=1),
 }
 """The optimizer updates float32 master weights."""
 GEMINI_HALF = {"Gemini, bf16": partial(GeminiPlugin, precision="bf16")}
-PARTS: dict[str, Callable[[], Plugin]] = {
-    "tp2": partial(HybridParallelPlugin, 2, 1, precision="fp32"),
-    "Gemini, tp2": partial(GeminiPlugin, tp_size=2, precision="fp32"),
-}
+PARTS = plugins("tp2", "Gemini, tp2")
 """A rank has some of the layers, or a shard of each: of a model of transformers."""
 EXACT = FULL | SHARDED
 THREADS = EXACT | HALF | GEMINI_HALF | PARTS
-PIPELINE: dict[str, Callable[[], Plugin]] = {
-    "pp2": partial(HybridParallelPlugin, 1, 2, num_microbatches=2, precision="fp32"),
+PIPELINE = plugins("pp2") | {
     "pp2, bf16": partial(HybridParallelPlugin, 1, 2, num_microbatches=2, precision="bf16"),
 }
 """Stages send messages, which ranks that are threads cannot."""

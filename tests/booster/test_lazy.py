@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 import torch
+from plugins import plugins
 from torch import distributed as dist
 from torch import nn
 
 from colossal.booster import Booster
-from colossal.booster.plugin import LowLevelZeroPlugin, TorchDDPPlugin, TorchFSDPPlugin
+from colossal.booster.plugin import LowLevelZeroPlugin, TorchFSDPPlugin
 from colossal.errors import ConfigError
 from colossal.lazy import LazyInitContext, lazy_tensors
 from colossal.nn.optimizer import HybridAdam
@@ -27,12 +28,8 @@ M_MMAP_THRESHOLD = -3  # of malloc.h
 WIDTH, BLOCKS, RANKS = 1024, 12, 4
 BLOCK = (WIDTH * WIDTH + WIDTH) * 4  # bytes
 
-PLUGINS = {
-    "none": lambda: None,
-    "DDP": TorchDDPPlugin,
-    "FSDP": TorchFSDPPlugin,
+PLUGINS = plugins("none", "DDP", "FSDP", "ZeRO-1") | {
     "FSDP of the first rank": partial(TorchFSDPPlugin, sync_module_states=True),
-    "ZeRO-1": partial(LowLevelZeroPlugin, precision="fp32"),
     "ZeRO-2": partial(LowLevelZeroPlugin, stage=2, precision="bf16", reduce_bucket_size_in_m=0.0001),
 }
 

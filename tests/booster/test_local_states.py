@@ -11,31 +11,15 @@ from typing import Any
 import pytest
 import torch
 from families import build, inputs_of
+from plugins import plugins
 from safetensors.torch import save_file
 from torch import nn
 
 from colossal.booster import Booster
-from colossal.booster.plugin import (
-    GeminiPlugin,
-    HybridParallelPlugin,
-    LowLevelZeroPlugin,
-    TorchDDPPlugin,
-    TorchFSDPPlugin,
-)
 from colossal.errors import ConfigError, UnsupportedError
 from colossal.testing import run_processes
 
-HYBRID = partial(HybridParallelPlugin, precision="fp32")
-PLUGINS: dict[str, Callable[[], Any]] = {
-    "DDP": TorchDDPPlugin,
-    "FSDP": TorchFSDPPlugin,
-    "ZeRO-1": partial(LowLevelZeroPlugin, precision="fp32"),
-    "ZeRO-2": partial(LowLevelZeroPlugin, precision="fp32", stage=2),
-    "Gemini": partial(GeminiPlugin, precision="fp32"),
-    "Hybrid with ZeRO-1": partial(HYBRID, 1, 1, zero_stage=1),
-    "tp2": partial(HYBRID, 2, 1),
-    "pp2": partial(HYBRID, 1, 2, num_microbatches=2),
-}
+PLUGINS = plugins("DDP", "FSDP", "ZeRO-1", "ZeRO-2", "Gemini", "Hybrid with ZeRO-1", "tp2", "pp2")
 FULL_MODELS = ("DDP", "ZeRO-1", "ZeRO-2", "Hybrid with ZeRO-1")
 FULL_OPTIMIZERS = ("DDP",)
 

@@ -3,30 +3,25 @@
 
 import json
 import shutil
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import peft
 import pytest
 import torch
+from plugins import plugins
 from torch import distributed as dist
 from torch import nn
 
 from colossal._src.testing.processes import PRELOADED
 from colossal.booster import Booster
-from colossal.booster.plugin import LowLevelZeroPlugin, Plugin, TorchDDPPlugin, TorchFSDPPlugin
+from colossal.booster.plugin import Plugin, TorchDDPPlugin
 from colossal.errors import CheckpointError, ConfigError, UnsupportedError
 from colossal.testing import assert_close, run_processes
 
 PRELOADED.append("peft")
 
-PLUGINS = {
-    "none": lambda: None,
-    "ddp": TorchDDPPlugin,
-    "fsdp": TorchFSDPPlugin,
-    "zero": partial(LowLevelZeroPlugin, stage=2, precision="fp32"),
-}
+PLUGINS = dict(zip(("none", "ddp", "fsdp", "zero"), plugins("none", "DDP", "FSDP", "ZeRO-2").values(), strict=True))
 
 
 def build(width: int = 8) -> nn.Module:

@@ -1,8 +1,6 @@
 # pyright: reportArgumentType=false, reportCallIssue=false
 """Adapters with modules that are trained in full: equal to one process, saved, and loaded by peft and by a booster."""
 
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,28 +9,13 @@ import torch
 from families import build, inputs_of
 from float64 import KeepFloat64
 from peft import LoraConfig, PeftModel, get_peft_model
+from plugins import plugins
 from torch import nn
 
 from colossal.booster import Booster
-from colossal.booster.plugin import (
-    GeminiPlugin,
-    HybridParallelPlugin,
-    LowLevelZeroPlugin,
-    TorchDDPPlugin,
-    TorchFSDPPlugin,
-)
 from colossal.testing import run_processes
 
-HYBRID = partial(HybridParallelPlugin, precision="fp32")
-PLUGINS: dict[str, Callable[[], Any]] = {
-    "DDP": TorchDDPPlugin,
-    "FSDP": TorchFSDPPlugin,
-    "ZeRO-2": partial(LowLevelZeroPlugin, precision="fp32", stage=2),
-    "Gemini": partial(GeminiPlugin, precision="fp32"),
-    "Gemini, tp2": partial(GeminiPlugin, tp_size=2, precision="fp32"),
-    "tp2": partial(HYBRID, 2, 1),
-    "pp2": partial(HYBRID, 1, 2, num_microbatches=2),
-}
+PLUGINS = plugins("DDP", "FSDP", "ZeRO-2", "Gemini", "Gemini, tp2", "tp2", "pp2")
 # modules of the plan of tensor parallelism, one that it replicates, and a layer that adapters are next to
 SAVED = {"ends": ["embed_tokens", "lm_head"], "inner": ["norm", "up_proj", "lm_head"]}
 

@@ -2,6 +2,7 @@
 """An optimizer that was built before the adapters trains them as one that was built after them in one process."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import peft
@@ -10,6 +11,7 @@ import torch
 from equality import assert_equal
 from families import build, inputs_of
 from float64 import KeepFloat64
+from plugins import HYBRID, plugins
 from torch import nn
 from torch.optim.lr_scheduler import StepLR
 
@@ -18,13 +20,6 @@ from colossal._src.interface.boost_types import Parts
 from colossal._src.tensor import backing_shard
 from colossal._src.testing.processes import PRELOADED
 from colossal.booster import Booster
-from colossal.booster.plugin import (
-    GeminiPlugin,
-    HybridParallelPlugin,
-    LowLevelZeroPlugin,
-    TorchDDPPlugin,
-    TorchFSDPPlugin,
-)
 from colossal.errors import ConfigError
 from colossal.tensor import full_tensor_of
 from colossal.testing import run_processes
@@ -34,15 +29,9 @@ pytestmark = [pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing:Futu
 
 STEPS = 3
 TARGETS = ["q_proj", "v_proj", "down_proj"]
-PLUGINS: dict[str, Callable[[], Any]] = {
-    "none": lambda: None,
-    "DDP": TorchDDPPlugin,
-    "FSDP": TorchFSDPPlugin,
-    "ZeRO-1": lambda: LowLevelZeroPlugin(precision="fp32"),
-    "ZeRO-2": lambda: LowLevelZeroPlugin(stage=2, precision="fp32"),
-    "Gemini": lambda: GeminiPlugin(precision="fp32"),
-    "Hybrid, tp2": lambda: HybridParallelPlugin(2, 1, precision="fp32", parallel_output=False),
-    "Hybrid, pp2": lambda: HybridParallelPlugin(1, 2, precision="fp32", num_microbatches=2),
+PLUGINS = plugins("none", "DDP", "FSDP", "ZeRO-1", "ZeRO-2", "Gemini") | {
+    "Hybrid, tp2": partial(HYBRID, 2, 1, parallel_output=False),
+    "Hybrid, pp2": plugins("pp2")["pp2"],
 }
 SPLITS: dict[str, Callable[[nn.Module], Any]] = {
     "one group": lambda model: model.parameters(),

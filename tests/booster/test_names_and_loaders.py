@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from plugins import plugins
 from safetensors.torch import load_file
 from torch import nn
 from torch.utils.data import (
@@ -111,11 +112,7 @@ COMPILED: dict[str, Callable[[], Any]] = {
     "all": lambda: torch.compile(plain(), backend="eager"),
     "a layer": compiled_inside,
 }
-PLUGINS: dict[str, Callable[[], Any]] = {
-    "none": lambda: None,
-    "DDP": TorchDDPPlugin,
-    "ZeRO": lambda: LowLevelZeroPlugin(precision="fp32"),
-}
+PLUGINS = plugins("none", "DDP") | {"ZeRO": plugins("ZeRO-1")["ZeRO-1"]}
 
 
 def train(model: Any, plugin: str, folder: Path | None, source: Path | None = None) -> list[torch.Tensor]:

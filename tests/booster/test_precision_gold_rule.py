@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 from equality import assert_within_rounding
+from plugins import plugins
 from sklearn.datasets import load_digits
 from torch import distributed as dist
 from torch import nn
@@ -27,7 +28,7 @@ from colossal.nn.lr_scheduler import CosineAnnealingWarmupLR
 from colossal.testing import assert_same_on_all_ranks, run_processes
 
 GLOBAL_BATCH, STEPS, LR = 36, 6, 0.5
-PLUGINS = {"DDP": TorchDDPPlugin, "FSDP": TorchFSDPPlugin}
+PLUGINS = plugins("DDP", "FSDP")
 
 
 @dataclass(frozen=True)

@@ -7,33 +7,20 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from plugins import HYBRID, plugins
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from colossal.booster import Booster
-from colossal.booster.plugin import (
-    GeminiPlugin,
-    HybridParallelPlugin,
-    LowLevelZeroPlugin,
-    TorchDDPPlugin,
-    TorchFSDPPlugin,
-)
+from colossal.booster.plugin import TorchDDPPlugin
 from colossal.testing import run_processes
 
-HYBRID = partial(HybridParallelPlugin, precision="fp32")
-PLUGINS: dict[str, Callable[[], Any]] = {
-    "DDP": TorchDDPPlugin,
-    "FSDP": TorchFSDPPlugin,
-    "ZeRO-1": partial(LowLevelZeroPlugin, precision="fp32"),
-    "Gemini": partial(GeminiPlugin, precision="fp32"),
-    "Gemini tp2": partial(GeminiPlugin, precision="fp32", tp_size=2),
+PLUGINS = plugins("DDP", "FSDP", "ZeRO-1", "Gemini", "tp2", "pp2", "tp2 pp2") | {
+    "Gemini tp2": plugins("Gemini, tp2")["Gemini, tp2"],
     "dp2": partial(HYBRID, 1, 1),
-    "tp2": partial(HYBRID, 2, 1),
     "sp2": partial(HYBRID, 1, 1, sp_size=2, enable_sequence_parallelism=True, sequence_parallelism_mode="all_to_all"),
     "split": partial(HYBRID, 2, 1, enable_sequence_parallelism=True, sequence_parallelism_mode="split_gather"),
-    "pp2": partial(HYBRID, 1, 2, num_microbatches=2),
-    "tp2 pp2": partial(HYBRID, 2, 2, num_microbatches=2),
 }
 FULL_NORMS = ("DDP", "dp2", "tp2", "sp2", "split")
 IDS = torch.arange(32).view(2, 16)

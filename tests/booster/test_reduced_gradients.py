@@ -1,7 +1,6 @@
 # pyright: reportArgumentType=false, reportCallIssue=false
 """Whatever trains, and however many passes bring gradients: they are reduced over ranks, or that is refused."""
 
-from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
 from typing import Any
@@ -9,38 +8,23 @@ from typing import Any
 import pytest
 import torch
 from equality import assert_equal
+from plugins import HYBRID, plugins
 from torch import distributed as dist
 from torch import nn
 
 from colossal._src.booster.plugin.ddp.torch_ddp import DDPConfig
 from colossal._src.booster.plugin.hybrid.pipelined_model import GradientAverager
 from colossal.booster import Booster
-from colossal.booster.plugin import (
-    GeminiPlugin,
-    HybridParallelPlugin,
-    LowLevelZeroPlugin,
-    Plugin,
-    TorchDDPPlugin,
-    TorchFSDPPlugin,
-)
+from colossal.booster.plugin import TorchDDPPlugin
 from colossal.cluster import current_mesh
 from colossal.errors import ConfigError
 from colossal.testing import run_threads
 
-HYBRID = partial(HybridParallelPlugin, 1, 1, precision="fp32")
-DDP: dict[str, Callable[[], Plugin]] = {
-    "DDP": TorchDDPPlugin,
+DDP = plugins("DDP", "Hybrid") | {
     "DDP, unused": partial(TorchDDPPlugin, find_unused_parameters=True),
     "DDP, views": partial(TorchDDPPlugin, gradient_as_bucket_view=True),
-    "Hybrid": HYBRID,
 }
-PLUGINS = DDP | {
-    "FSDP": TorchFSDPPlugin,
-    "ZeRO-1": partial(LowLevelZeroPlugin, precision="fp32"),
-    "ZeRO-2": partial(LowLevelZeroPlugin, stage=2, precision="fp32"),
-    "Gemini": partial(GeminiPlugin, precision="fp32"),
-    "Hybrid, ZeRO-1": partial(HYBRID, zero_stage=1),
-}
+PLUGINS = DDP | plugins("FSDP", "ZeRO-1", "ZeRO-2", "Gemini") | {"Hybrid, ZeRO-1": partial(HYBRID, 1, 1, zero_stage=1)}
 BATCHES = torch.randn(6, 8, 6, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
 
 

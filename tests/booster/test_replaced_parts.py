@@ -1,36 +1,21 @@
 # pyright: reportArgumentType=false
 """Hooks and attributes of parameters and modules survive where a plugin puts others in their place, or are refused."""
 
-from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import pytest
 import torch
+from plugins import plugins
 from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from colossal.booster import Booster
-from colossal.booster.plugin import (
-    GeminiPlugin,
-    HybridParallelPlugin,
-    LowLevelZeroPlugin,
-    TorchDDPPlugin,
-    TorchFSDPPlugin,
-)
 from colossal.errors import ColossalError, PlanError, UnsupportedError
 from colossal.testing import run_processes
 
-HYBRID = partial(HybridParallelPlugin, precision="fp32")
-PLUGINS: dict[str, Callable[[], Any]] = {
-    "DDP": TorchDDPPlugin,
-    "ZeRO-1": partial(LowLevelZeroPlugin, precision="fp32"),
-    "ZeRO-2": partial(LowLevelZeroPlugin, precision="fp32", stage=2),
-    "FSDP": TorchFSDPPlugin,
-    "Gemini": partial(GeminiPlugin, precision="fp32"),
-    "hybrid": partial(HYBRID, 1, 1),
-    "tp2": partial(HYBRID, 2, 1),
-    "Gemini tp2": partial(GeminiPlugin, precision="fp32", tp_size=2),
+PLUGINS = plugins("DDP", "ZeRO-1", "ZeRO-2", "FSDP", "Gemini", "tp2") | {
+    "hybrid": plugins("Hybrid")["Hybrid"],
+    "Gemini tp2": plugins("Gemini, tp2")["Gemini, tp2"],
 }
 REFUSE = ("FSDP", "tp2", "Gemini tp2")
 IDS = torch.arange(32).view(2, 16)

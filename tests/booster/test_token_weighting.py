@@ -10,38 +10,23 @@ import torch
 from equality import assert_equal
 from families import build, inputs_of
 from float64 import KeepFloat64
+from plugins import HYBRID, plugins
 
 from colossal._src.interface import TokenWeighting
 from colossal._src.pipeline import lacks_labels
 from colossal._src.tensor import copy_placement
 from colossal.booster import Booster
-from colossal.booster.plugin import (
-    GeminiPlugin,
-    HybridParallelPlugin,
-    LowLevelZeroPlugin,
-    TorchDDPPlugin,
-    TorchFSDPPlugin,
-)
 from colossal.cluster import ParallelMesh
 from colossal.errors import ConfigError
 from colossal.tensor import full_tensor_of
 from colossal.testing import run_processes, run_threads
 
 FAMILY = "llama-tied"
-HYBRID = partial(HybridParallelPlugin, precision="fp32")
 WORLDS: dict[str, tuple[dict[str, int], dict[str, Callable[[], Any]]]] = {
     "dp2": (
         {"dp": 2},
-        {
-            "none": lambda: None,
-            "DDP": TorchDDPPlugin,
-            "FSDP": TorchFSDPPlugin,
-            "ZeRO-1": partial(LowLevelZeroPlugin, precision="fp32"),
-            "ZeRO-2": partial(LowLevelZeroPlugin, precision="fp32", stage=2),
-            "Gemini": partial(GeminiPlugin, precision="fp32"),
-            "Hybrid": partial(HYBRID, 1, 1),
-            "Hybrid, 1 stage": partial(HYBRID, 1, 1, num_microbatches=2),
-        },
+        plugins("none", "DDP", "FSDP", "ZeRO-1", "ZeRO-2", "Gemini", "Hybrid")
+        | {"Hybrid, 1 stage": partial(HYBRID, 1, 1, num_microbatches=2)},
     ),
     "tp2": ({"tp": 2}, {"Hybrid": partial(HYBRID, 2, 1)}),
     "sp2": (
