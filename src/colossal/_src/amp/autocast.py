@@ -7,9 +7,8 @@ from typing import Any, final
 
 import torch
 
+from colossal._src._dtypes import HALF_DTYPES
 from colossal.errors import ConfigError
-
-HALF_DTYPES = (torch.float16, torch.bfloat16)
 
 
 @final

@@ -6,8 +6,9 @@ from typing import Any
 from torch import nn
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SequentialSampler
 
+from colossal._src._dtypes import HALF_DTYPES
 from colossal._src.booster.mixed_precision import MixedPrecision
-from colossal._src.booster.plugin.base import HALF, Plugin
+from colossal._src.booster.plugin.base import Plugin
 from colossal._src.booster.plugin.single_process import SingleProcessPlugin
 from colossal._src.cluster import AXES, ParallelMesh
 from colossal._src.interface import ModelWrapper, OptimizerWrapper, Parts, unwrap_compiled
@@ -121,7 +122,7 @@ def _check_distributed_parameters(model: nn.Module, mesh: ParallelMesh) -> None:
 
 def warn_of_lost_updates(optimizer: OptimizerWrapper, plugin: Plugin) -> None:
     """Say once that an optimizer updates 16-bit parameters without master weights."""
-    found = {each.dtype for each in optimizer.parameters if each.requires_grad and each.dtype in HALF}
+    found = {each.dtype for each in optimizer.parameters if each.requires_grad and each.dtype in HALF_DTYPES}
     if found and optimizer.masters is None:
         own = f"{type(plugin).__name__}(precision='bf16')"
         option = own if plugin.has_own_precision else "Booster(mixed_precision='bf16')"

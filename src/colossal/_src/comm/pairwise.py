@@ -9,8 +9,9 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import distributed as dist
 
+from colossal._src._dtypes import HALF_DTYPES
+
 _TAG = 0x5EC7
-_HALF = (torch.float16, torch.bfloat16)
 
 
 def all_gather_pairwise(full: torch.Tensor, group: dist.ProcessGroup) -> list[dist.Work]:
@@ -31,7 +32,7 @@ def reduce_scatter_pairwise(
 
     def add_up() -> None:
         # Two terms are rounded once in either dtype; with more, partial sums in half precision would be rounded too.
-        total = parts[rank].float() if own.dtype in _HALF and len(parts) > 2 else parts[rank]  # noqa: PLR2004
+        total = parts[rank].float() if own.dtype in HALF_DTYPES and len(parts) > 2 else parts[rank]  # noqa: PLR2004
         for index, part in enumerate(received):
             if index != rank:
                 total = torch.add(total, part, out=own if total.dtype == own.dtype else total)

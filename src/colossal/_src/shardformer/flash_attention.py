@@ -3,14 +3,13 @@
 from collections.abc import Mapping
 from typing import Any
 
-import torch
 from torch import nn
 
+from colossal._src._dtypes import HALF_DTYPES
 from colossal.accelerator import get_accelerator
 from colossal.errors import UnsupportedError
 
 _OPTION = "enable_flash_attention"
-_HALF = (torch.float16, torch.bfloat16)
 
 # Classes of attention that a model takes when it is built: what they compute, whatever the configuration says later.
 _FIXED: Mapping[str, str] = {"SamVisionAttention": "eager"}
@@ -54,7 +53,7 @@ def _has_flash_package(part: Any) -> bool:
     from transformers.utils import is_flash_attn_2_available
 
     tensors = list(part.parameters())
-    fits = bool(tensors) and all(each.dtype in _HALF for each in tensors)  # they may be on the host, or lazy, yet
+    fits = bool(tensors) and all(each.dtype in HALF_DTYPES for each in tensors)  # they may be on the host, or lazy, yet
     return fits and not get_accelerator().is_cpu and part._supports_flash_attn and is_flash_attn_2_available()  # noqa: SLF001 (as above)
 
 

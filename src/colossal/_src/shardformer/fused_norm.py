@@ -7,9 +7,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from colossal._src._dtypes import HALF_DTYPES
 from colossal.errors import UnsupportedError
-
-_HALF = (torch.float16, torch.bfloat16)
 
 
 @final
@@ -34,7 +33,7 @@ class FusedRMSNorm(nn.Module):
         normal = functional.rms_norm(x if x.dtype == torch.float64 else x.float(), shape, None, self.variance_epsilon)
         if not self._follows_weight:
             normal = normal.to(x.dtype)
-        elif weight.dtype in _HALF:
+        elif weight.dtype in HALF_DTYPES:
             normal = normal.to(weight.dtype)
         return weight * normal
 

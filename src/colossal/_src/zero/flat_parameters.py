@@ -7,6 +7,7 @@ from collections.abc import Set as AbstractSet
 import torch
 from torch import nn
 
+from colossal._src._dtypes import HALF_DTYPES
 from colossal._src.comm import Partition, PendingComm
 from colossal._src.tensor import FlatLayout, copy_placement, grad_of, placement_of, set_grad, set_placement
 from colossal._src.zero.buffer_pool import Pool
@@ -15,7 +16,6 @@ from colossal._src.zero.zero_config import ZeroConfig
 
 _ALIGNMENT = 16
 _WORTH_ALIGNING = 1 << 12
-_HALF = (torch.float16, torch.bfloat16)
 _requires_grad: Callable[[torch.Tensor], bool] = torch.Tensor.requires_grad.__get__  # type: ignore[attr-defined]
 
 
@@ -86,7 +86,7 @@ class FlatParameters(ABC):
     @property
     def _master_dtype(self) -> torch.dtype:
         """What the optimizer updates."""
-        return torch.float32 if self._config.master_weights and self.dtype in _HALF else self.dtype
+        return torch.float32 if self._config.master_weights and self.dtype in HALF_DTYPES else self.dtype
 
     @abstractmethod
     def start_gather(self, *, is_written: bool = False) -> PendingComm:
@@ -210,7 +210,7 @@ class FlatParameters(ABC):
             self.grad_shard = summed
         else:
             # sums of many small gradients would round away in half precision
-            wide = self.grad_shard.float() if self.grad_shard.dtype in _HALF else self.grad_shard
+            wide = self.grad_shard.float() if self.grad_shard.dtype in HALF_DTYPES else self.grad_shard
             self.grad_shard = wide.add_(summed)
         yield from ()
 

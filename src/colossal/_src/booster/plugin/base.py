@@ -9,6 +9,7 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
+from colossal._src._dtypes import HALF_DTYPES
 from colossal._src.booster.mixed_precision import MixedPrecision
 from colossal._src.booster.plugin.dataloader import EpochSampler, ResumableLoader, check_loader, seed_worker
 from colossal._src.checkpoint_io import CheckpointIO
@@ -18,9 +19,6 @@ from colossal._src.tensor import move_module
 
 if TYPE_CHECKING:
     from colossal._src.booster.lora import Lora
-
-
-HALF = (torch.float16, torch.bfloat16)
 
 
 class Plugin(ABC):
@@ -205,5 +203,5 @@ def _cast_to_float32(optimizer: Optimizer) -> None:
     """Cast what an optimizer updates, such as a model that was loaded in bfloat16: small updates would be lost."""
     for group in optimizer.param_groups:
         for parameter in group["params"]:
-            if parameter.dtype in HALF:
+            if parameter.dtype in HALF_DTYPES:
                 parameter.data = parameter.data.float()

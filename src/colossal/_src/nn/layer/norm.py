@@ -6,6 +6,7 @@ from typing import Any, final
 import torch
 from torch.nn import functional
 
+from colossal._src._dtypes import HALF_DTYPES
 from colossal._src.cluster import ParallelMesh, TensorParallelMode
 from colossal._src.nn.layer.tp.arguments import check_types
 from colossal._src.nn.layer.tp.parallel_layer import ParallelLayer, native_of
@@ -149,7 +150,7 @@ class LayerNorm(_Norm):
             self._check(x)
         if not tp_sharding_of(self.mesh).features:
             return functional.layer_norm(x, [*self.normalized_shape], *self._affine(), self._eps_of(x))
-        exact = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+        exact = x.float() if x.dtype in HALF_DTYPES else x
         centred = exact - self._mean(exact)
         result = centred * torch.rsqrt(self._mean(centred.square()) + self._eps_of(exact))
         weight, bias = self._affine()
@@ -242,7 +243,7 @@ class RMSNorm(_Norm):
         weight = None if self.weight is None else self._own(self.weight)
         if not tp_sharding_of(self.mesh).features:
             return functional.rms_norm(x, [*self.normalized_shape], weight, self.eps)
-        exact = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+        exact = x.float() if x.dtype in HALF_DTYPES else x
         result = exact * torch.rsqrt(self._mean(exact.square()) + self._eps_of(exact))
         return (result if weight is None else result * weight).to(x.dtype)
 

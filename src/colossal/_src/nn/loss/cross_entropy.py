@@ -11,6 +11,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 from colossal._src import comm
+from colossal._src._dtypes import HALF_DTYPES
 from colossal._src.cluster import Axis, ParallelMesh
 from colossal._src.comm import Channel, chunk_bounds
 from colossal._src.nn.layer.tp.sharding import find_mesh, local_length, tp_sharding_of
@@ -270,7 +271,7 @@ class _VocabParallelCrossEntropy(torch.autograd.Function):
 
 def _upcast(logits: torch.Tensor) -> torch.Tensor:
     """Widen half precision, in which even a count of tokens would be rounded."""
-    return logits.float() if logits.dtype in (torch.float16, torch.bfloat16) else logits
+    return logits.float() if logits.dtype in HALF_DTYPES else logits
 
 
 def local_targets(logits: torch.Tensor, targets: torch.Tensor, mesh: ParallelMesh | None) -> torch.Tensor:
