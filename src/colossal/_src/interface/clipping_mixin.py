@@ -1,11 +1,16 @@
 """The verbs of a boosted optimizer that measure and clip gradients."""
 
+import math
+
 import torch
 
+from colossal._src.amp import LossScaler, NoScaler
 from colossal._src.interface.full_spec import Peers
 from colossal._src.interface.gradients import clamp, scale, total_norm
 from colossal._src.tensor import grad_of
 from colossal.errors import ConfigError
+
+_WIDE = torch.float32.itemsize
 
 
 class ClippingMixin:
@@ -13,9 +18,11 @@ class ClippingMixin:
 
     Attributes:
         optim: The optimizer that holds the state and does the update.
+        scaler: The loss scaler.
     """
 
     optim: torch.optim.Optimizer
+    scaler: LossScaler
     _max_norm: float
     _norm_type: float
     _peers: Peers | None
@@ -48,6 +55,10 @@ class ClippingMixin:
 
     def unscale_grad(self) -> None:
         """Divide the gradients by the loss scale, where the optimizer holds them."""
+        raise NotImplementedError
+
+    def _check_scaled(self) -> None:
+        """Refuse gradients of a loss that was not scaled."""
         raise NotImplementedError
 
     def clip_grad_by_value(self, clip_value: float) -> None:
@@ -111,3 +122,20 @@ class ClippingMixin:
 
     def _measure(self, norm_type: float) -> torch.Tensor:
         return total_norm(self.parameters, norm_type, self._peers)
+
+    def _clip_and_divide(self) -> dict[str, float]:
+        """Clip to the norm of the constructor, or let an optimizer clip and unscale in its own pass."""
+        is_scaled = not isinstance(self.scaler, NoScaler)
+        divides = hasattr(self.optim, "set_param_copies") and all(grad.dtype.itemsize >= _WIDE for grad in self._grads)
+        reads = is_scaled or (self._max_norm > 0 and all(grad.is_cpu for grad in self._grads))
+        if divides and reads:  # as those of colossal.nn.optimizer; unscaled gradients on an accelerator need no wait
+            self._check_scaled()
+            norm = self._measure(self._norm_type).cpu()
+            scale_ = self.scaler.overflow_from_norm(norm)
+            if scale_ is not None:
+                # torch's clipping adds the same small number
+                limit = (float(norm) / scale_ + 1e-6) / self._max_norm if self._max_norm > 0 else 0.0
+                return {"div_scale": scale_ * limit} if math.isfinite(limit) and limit > 1 else {"div_scale": scale_}
+        if self._max_norm > 0:
+            self.clip_grad_by_norm(self._max_norm, self._norm_type)
+        return {}

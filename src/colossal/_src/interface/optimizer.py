@@ -1,6 +1,5 @@
 """The boosted optimizer."""
 
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from itertools import count
@@ -18,8 +17,6 @@ from colossal._src.interface.optimizer_check import check_optimizer
 from colossal._src.interface.torch_optimizer import TorchOptimizer
 from colossal._src.tensor import local_of, placement_of, strip_compile_prefix
 from colossal.errors import ConfigError, UnsupportedError
-
-_WIDE = torch.float32.itemsize
 
 
 class OptimizerWrapper(ClippingMixin, TorchOptimizer):
@@ -275,23 +272,6 @@ class OptimizerWrapper(ClippingMixin, TorchOptimizer):
             return loss
 
         return evaluate
-
-    def _clip_and_divide(self) -> dict[str, float]:
-        """Clip to the norm of the constructor, or let an optimizer clip and unscale in its own pass."""
-        is_scaled = not isinstance(self.scaler, NoScaler)
-        divides = hasattr(self.optim, "set_param_copies") and all(grad.dtype.itemsize >= _WIDE for grad in self._grads)
-        reads = is_scaled or (self._max_norm > 0 and all(grad.is_cpu for grad in self._grads))
-        if divides and reads:  # as those of colossal.nn.optimizer; unscaled gradients on an accelerator need no wait
-            self._check_scaled()
-            norm = self._measure(self._norm_type).cpu()
-            scale_ = self.scaler.overflow_from_norm(norm)
-            if scale_ is not None:
-                # torch's clipping adds the same small number
-                limit = (float(norm) / scale_ + 1e-6) / self._max_norm if self._max_norm > 0 else 0.0
-                return {"div_scale": scale_ * limit} if math.isfinite(limit) and limit > 1 else {"div_scale": scale_}
-        if self._max_norm > 0:
-            self.clip_grad_by_norm(self._max_norm, self._norm_type)
-        return {}
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Discard the gradients.
