@@ -11,6 +11,7 @@ import torch
 
 from colossal._src.checkpoint_io.checkpoint_group import CheckpointGroup
 from colossal._src.checkpoint_io.index_and_names import listing
+from colossal._src.checkpoint_io.replica_check import replica_checksums, warn_of_different_replicas
 from colossal._src.checkpoint_io.safetensors_file import split_blocks
 from colossal._src.tensor import FlatLayout, Layout, Region, RegionLayout, layout_of, local_regions_of
 from colossal.errors import CheckpointError, ConfigError
@@ -179,11 +180,20 @@ class Content:
 def agree(writers: CheckpointGroup, collect_content: Callable[[], Content]) -> Content:
     """Exchange descriptions of the state, so that all ranks know what is saved and which rank has it.
 
-    Communication: all_gather_object, the writers, a few bytes; and once more, a few hundred bytes for each tensor, if
-    the ranks hold different ones.
+    Replicas that differ are reported, see `replica_check`.
+
+    Communication: all_gather_object, the writers, 16 bytes for each replicated tensor of a rank; and once more, a few
+    hundred bytes for each tensor, if the ranks hold different ones.
     """
     contents: list[Content] = []
-    prints = writers.gather(lambda: contents.append(collect_content()) or contents[0].fingerprint)
+
+    def describe() -> tuple[str, dict[int, int]]:
+        contents.append(collect_content())
+        return contents[0].fingerprint, replica_checksums(contents[0], writers.rank)
+
+    described = writers.gather(describe)
+    prints = [print_ for print_, _ in described]
+    warn_of_different_replicas(contents[0], writers.rank, [sums for _, sums in described])
     if len(set(prints)) == 1:
         return contents[0]
     position = writers.ranks.index(writers.rank)
