@@ -120,3 +120,71 @@ def of_stages() -> list[str]:
 
 def test_logits_of_a_pipeline_are_marked() -> None:
     assert [len(each) for each in run_processes(of_stages, 4)] == [0, 0, 1, 1]
+
+
+# ------------------------------------------------------------------------------------------ sharded sequences
+
+OF_ALL_TOKENS = ("argmax", "softmax", "cross_entropy", "mean", "numpy", "multinomial")
+MODES = ("all_to_all", "ring_attn")
+
+
+def tokens_of(mode: Any) -> dict[str, str]:
+    """What of a rank's tokens is refused; the loss of labels and gathering work, and gathered logits are plain."""
+    found = {}
+    with ParallelMesh(sp=2) as mesh:
+        options = {"enable_sequence_parallelism": True, "sequence_parallelism_mode": mode}
+        batch = inputs_of("llama")
+        single: Any = build("llama").float()
+        whole = single(**batch)
+        model, _ = ShardFormer(ShardConfig(mesh, **options)).optimize(build("llama").float())
+        uses = {
+            **{name: REFUSED[name] for name in OF_ALL_TOKENS},
+            "__getitem__": lambda t, _: t[:, :-1],
+            "select": lambda t, _: t.select(1, -1),
+        }
+        for as_dict in (True, False):
+            outputs = model(**batch, return_dict=as_dict)
+            torch.testing.assert_close(outputs.loss if as_dict else outputs[0], whole.loss)
+            logits = outputs.logits if as_dict else outputs[1]
+            for what, use in uses.items():
+                with pytest.raises(UnsupportedError) as error:
+                    use(logits.float(), batch["labels"])
+                found[what] = str(error.value)
+            gathered = model.loss_function._sharding.gather(logits.detach() * 1.0)
+            torch.testing.assert_close(gathered.argmax(-1), whole.logits.argmax(-1))
+        full, _ = ShardFormer(ShardConfig(mesh, parallel_output=False, **options)).optimize(build("llama").float())
+        torch.testing.assert_close(full(**batch).logits.softmax(-1), whole.logits.softmax(-1))
+    return found
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_what_needs_all_tokens_is_refused(mode: str) -> None:
+    length = inputs_of("llama")["labels"].shape[1]
+    for found in run_processes(tokens_of, 2, mode):
+        for what, message in found.items():
+            assert message.startswith(f"{what} needs the logits of all {length} tokens of a sequence. Found those of")
+            assert "Pass parallel_output=False" in message
+
+
+def tokens_of_stages() -> str:
+    """A pipeline returns marked logits; the encoder's hidden states between stages stay plain."""
+    plugin = HybridParallelPlugin(
+        1, 2, 2, precision="fp32", num_microbatches=2, enable_sequence_parallelism=True,
+        sequence_parallelism_mode="all_to_all",
+    )  # fmt: skip
+    booster, model = Booster(device="cpu", plugin=plugin), build("llama").float()
+    boosted, optimizer, *_ = booster.boost(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    done = booster.execute_pipeline(
+        iter([inputs_of("llama")]), boosted, lambda out, _: out.loss, optimizer, return_outputs=True
+    )
+    assert done["loss"].isfinite()
+    if done["outputs"] is None:
+        return ""
+    with pytest.raises(UnsupportedError) as error:
+        done["outputs"].logits.argmax(-1)
+    return str(error.value)
+
+
+def test_logits_of_sharded_sequences_in_a_pipeline_are_marked() -> None:
+    found = run_processes(tokens_of_stages, 4)
+    assert [each.partition(" needs the logits of all ")[0] for each in found] == ["", "", "argmax", "argmax"]

@@ -1,6 +1,7 @@
-"""Logits of which a rank has some vocabulary entries: what would take them for all entries is refused by name."""
+"""Logits of which a rank has some vocabulary entries, or tokens: what would take them for all is refused by name."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, NoReturn, final
 
 import torch
@@ -23,9 +24,10 @@ _ABOUT_OTHERS = ("to", "type_as", "as_subclass", "backward")  # of a tensor, whi
 
 @final
 class ShardedLogits(torch.Tensor):
-    """The logits of some vocabulary entries, and what is computed from them element by element, such as casts."""
+    """The logits of some vocabulary entries or tokens, and what is computed of each element, such as casts."""
 
-    entries: tuple[int, int]  # the number of vocabulary entries here, and of all
+    entries: tuple[int, int]  # the number of vocabulary entries or tokens here, and of all
+    of_tokens: bool  # which of the two
 
     @classmethod
     def __torch_function__(
@@ -59,7 +61,7 @@ class ShardedLogits(torch.Tensor):
         with torch._C.DisableTorchFunctionSubclass():  # noqa: SLF001 (as above)
             own, numel = self.numel(), result.numel()
         if self.entries[0] in result.shape or numel == own:
-            return mark_logits(result, *self.entries)
+            return mark_logits(result, *self.entries, of_tokens=self.of_tokens)
         return self.refuse(name) if numel < own else result  # logits of several ranks, put together
 
     def refuse(self, name: str) -> NoReturn:
@@ -69,6 +71,12 @@ class ShardedLogits(torch.Tensor):
     def message(self, name: str) -> str:
         """Say what a function needs, and what to do."""
         here, total = self.entries
+        if self.of_tokens:
+            return (
+                f"{name} needs the logits of all {total} tokens of a sequence. Found those of {here}: ranks shard "
+                "sequences, and compute the loss of `labels` from the shards. Pass parallel_output=False to the plugin "
+                "or to ShardConfig, which gathers them."
+            )
         return (
             f"{name} needs the logits of all {total} vocabulary entries. Found those of {here}: tensor-parallel ranks "
             "shard them, and compute the loss of `labels` from the shards. Pass parallel_output=False to the plugin or "
@@ -76,31 +84,53 @@ class ShardedLogits(torch.Tensor):
         )
 
 
-def mark_logits(logits: torch.Tensor, here: int, total: int) -> ShardedLogits:
-    """Note that logits are those of some vocabulary entries; the memory stays the same."""
+def mark_logits(logits: torch.Tensor, here: int, total: int, *, of_tokens: bool = False) -> ShardedLogits:
+    """Note that logits are those of some vocabulary entries, or tokens; the memory stays the same."""
     marked = logits.as_subclass(ShardedLogits)
-    marked.entries = here, total
+    marked.entries, marked.of_tokens = (here, total), of_tokens
     return marked
 
 
 def mark_outputs(model: nn.Module) -> None:
     """Mark the logits that a model returns, whose head is sharded over the vocabulary."""
-    found: Any = model
-    head = found.get_output_embeddings()
-    weight: torch.Tensor = getattr(head, "base_layer", head).weight
+    head = _head_of(model)
     # the layer itself knows its full size also before it has values
-    total, here = int(getattr(head, "base_layer", head).out_features), weight.shape[0]
+    total, here = int(head.out_features), head.weight.shape[0]
+    _mark_outputs(model, here, lambda logits: mark_logits(logits, here, total))
 
-    def mark(_model: nn.Module, _args: Any, outputs: Any) -> Any:
-        if isinstance(outputs, tuple):
-            chosen = next((each for each in outputs if _is_of(each, here)), None)
-            return tuple(mark_logits(each, here, total) if each is chosen else each for each in outputs)
-        logits: Any = getattr(outputs, "logits", None)
-        if _is_of(logits, here):
-            outputs.logits = mark_logits(logits, here, total)
-        return outputs
 
-    model.register_forward_hook(mark)
+def mark_tokens(model: nn.Module, num_ranks: int) -> None:
+    """Mark the logits that a model returns, whose sequences are sharded; its head has the full vocabulary."""
+    head = _head_of(model)
+    if getattr(head, "weight", None) is not None:  # else another stage of a pipeline has it
+
+        def mark(logits: torch.Tensor) -> ShardedLogits:
+            here = logits.shape[1]
+            return mark_logits(logits, here, here * num_ranks, of_tokens=True)
+
+        _mark_outputs(model, int(head.weight.shape[0]), mark)
+
+
+def _head_of(model: Any) -> Any:
+    head = model.get_output_embeddings()
+    return getattr(head, "base_layer", head)
+
+
+def _mark_outputs(model: nn.Module, num_entries: int, mark: Callable[[torch.Tensor], ShardedLogits]) -> None:
+    model.register_forward_hook(partial(_mark_logits_in, num_entries, mark))
+
+
+def _mark_logits_in(
+    num_entries: int, mark: Callable[[torch.Tensor], ShardedLogits], _model: nn.Module, _args: Any, outputs: Any
+) -> Any:
+    """Forward hook: mark the logits of what a model returns."""
+    if isinstance(outputs, tuple):
+        chosen = next((each for each in outputs if _is_of(each, num_entries)), None)
+        return tuple(mark(each) if each is chosen else each for each in outputs)
+    logits: Any = getattr(outputs, "logits", None)
+    if _is_of(logits, num_entries):
+        outputs.logits = mark(logits)
+    return outputs
 
 
 def _is_of(logits: Any, here: int) -> bool:

@@ -24,7 +24,7 @@ from colossal._src.shardformer.model_options import apply_options, choose_option
 from colossal._src.shardformer.plans import plan_of
 from colossal._src.shardformer.sequence_parallel import shard_sequence
 from colossal._src.shardformer.shard_config import SequenceParallelConfig, ShardConfig
-from colossal._src.shardformer.sharded_logits import mark_outputs
+from colossal._src.shardformer.sharded_logits import mark_outputs, mark_tokens
 from colossal._src.shardformer.styles import STYLES, StyleContext
 from colossal._src.tensor import (
     ParallelPlan,
@@ -159,6 +159,8 @@ def _parallelize(
         causal.loss_function = ParallelCausalLoss(mesh, sharding, is_vocab_parallel)
     if is_vocab_parallel:
         mark_outputs(model)
+    elif keep_sharded and sharding is not None:  # what needs all tokens needs all vocabulary entries too, see above
+        mark_tokens(model, sharding.size)
     adapt_generate(model, mesh, shards_vocabulary=is_vocab_parallel, shards_tokens=sp_config is not None)
 
 
