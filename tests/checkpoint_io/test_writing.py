@@ -1,6 +1,8 @@
 """Files appear whole or not at all, and all ranks agree on what happened."""
 
 import re
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any
@@ -158,6 +160,34 @@ def test_a_checkpoint_can_be_read_by_whoever_may_read_other_files(use_safetensor
     (tmp_path / "other").touch()
     CheckpointIO().save_model(nn.Linear(1, 1), tmp_path / "model", use_safetensors=use_safetensors)
     assert (tmp_path / "model").stat().st_mode == (tmp_path / "other").stat().st_mode
+
+
+def test_two_processes_that_save_to_one_path_leave_a_whole_file(tmp_path: Path) -> None:
+    """Each trains alone, without a plugin; neither deletes what the other is writing."""
+    target = tmp_path / "model.safetensors"
+    other = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    running, dead = (target.with_name(f".{target.name}.{number}.tmp") for number in (other.pid, 2**22 + 1))
+    odd = target.with_name(f".{target.name}.left.tmp")
+    for file in (running, dead, odd):
+        file.touch()
+    CheckpointIO().save_model(nn.Linear(1, 1), target, use_safetensors=True)
+    assert sorted(tmp_path.iterdir()) == [running, target]
+    other.communicate(b"\n")
+    CheckpointIO().save_model(nn.Linear(1, 1), target, use_safetensors=True)
+    assert list(tmp_path.iterdir()) == [target]
+
+
+def _save_often(folder: str) -> None:
+    target = Path(folder, "model.safetensors")
+    model = nn.Linear(64, 64)
+    for _ in range(20):
+        CheckpointIO().save_model(model, target, use_safetensors=True)
+        CheckpointIO().load_model(nn.Linear(64, 64), target)
+
+
+def test_ranks_without_a_plugin_may_save_to_one_path(tmp_path: Path) -> None:
+    run_processes(_save_often, 2, str(tmp_path))
+    assert [path.name for path in tmp_path.iterdir()] == ["model.safetensors"]
 
 
 def _count_exchanges(folder: str) -> dict[str, int]:

@@ -150,7 +150,8 @@ def tokens_of(mode: Any) -> dict[str, str]:
                 with pytest.raises(UnsupportedError) as error:
                     use(logits.float(), batch["labels"])
                 found[what] = str(error.value)
-            gathered = model.loss_function._sharding.gather(logits.detach() * 1.0)
+            sharding: Any = model.loss_function
+            gathered = sharding._sharding.gather(logits.detach() * 1.0)
             torch.testing.assert_close(gathered.argmax(-1), whole.logits.argmax(-1))
         full, _ = ShardFormer(ShardConfig(mesh, parallel_output=False, **options)).optimize(build("llama").float())
         torch.testing.assert_close(full(**batch).logits.softmax(-1), whole.logits.softmax(-1))

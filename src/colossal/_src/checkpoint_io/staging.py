@@ -34,12 +34,14 @@ class Staging:
     def reserve(self, target: Path, num_bytes: int) -> Path:
         """Create the file that is to become `target`, in the same directory, and take its room on the disk.
 
-        Temporary files of the same target, which a process that was killed left, are deleted.
+        Temporary files of the same target, which a process that was killed left, are deleted. Another process that
+        saves there now keeps its own: what is renamed last stays.
         """
         temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
         try:
             for stale in target.parent.glob(f".{_escape(target.name)}.*.tmp"):
-                stale.unlink()
+                if not _is_written(stale):
+                    stale.unlink(missing_ok=True)
             self._moves[target] = temporary
             descriptor = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o666)
             try:
@@ -138,6 +140,20 @@ def _allocate(descriptor: int, num_bytes: int) -> None:
 
 def _escape(name: str) -> str:
     return "".join(f"[{letter}]" if letter in "*?[" else letter for letter in name)
+
+
+def _is_written(temporary: Path) -> bool:
+    """Whether another process of this host that still runs has the number in the name of a temporary file."""
+    number = temporary.name.split(".")[-2]
+    if not number.isdecimal() or int(number) == os.getpid():
+        return False
+    try:
+        os.kill(int(number), 0)  # sends nothing
+    except ProcessLookupError:
+        return False
+    except (PermissionError, OverflowError):
+        pass
+    return True
 
 
 def cannot_write(target: Path, error: Exception) -> CheckpointError:
