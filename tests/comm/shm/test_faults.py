@@ -30,7 +30,8 @@ MESSAGE = "A message needs both its ranks"
 ENDED = "{needed}. Found that rank {rank} (process {pid}) has ended. Look for the first error there."
 LEFT = (
     "{needed}. Found that rank {rank} has left the group. "
-    "Look for an error there, or for a collective that only some ranks call."
+    "Look for an error there, or for a collective that only some ranks call, as in a loop in which one rank has a "
+    "batch more: give all ranks as many, by a DistributedSampler or drop_last=True."
 )
 LATE = (
     "{needed} within {seconds} s. Found that {ranks} did not come. "

@@ -1,7 +1,7 @@
 """The boosted optimizer."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from itertools import count
 from typing import Any, ClassVar
 
@@ -77,6 +77,7 @@ class OptimizerWrapper(ClippingMixin, TorchOptimizer):
         self._name_masters(masters.pairs if masters else {})
         self._zero_grad_hooks: list[Callable[[], None]] = []
         self._prepare_backward: list[Callable[[torch.Tensor], None]] = []
+        self._explain_errors: list[Callable[[Exception], None]] = []
         self._reduced: frozenset[torch.Tensor] | None = None
         self._has_scaled_grads = False
         self._nonfinite: NonFiniteCheck | None = None
@@ -156,6 +157,14 @@ class OptimizerWrapper(ClippingMixin, TorchOptimizer):
         """
         self._prepare_backward.append(callback)
 
+    def register_backward_error_hook(self, callback: Callable[[Exception], None]) -> None:
+        """Register what explains an error of a backward pass.
+
+        Args:
+            callback: Called with the error, to which it may add a note, or in place of which it raises another.
+        """
+        self._explain_errors.append(callback)
+
     def limit_parameters(self, parameters: Iterable[torch.Tensor]) -> None:
         """Reject groups with other parameters, whose gradients would stay those of one rank.
 
@@ -183,8 +192,15 @@ class OptimizerWrapper(ClippingMixin, TorchOptimizer):
         with self._backward_pass(), self.scaler.scaled_loss(loss, self.optim) as scaled:
             torch.autograd.backward(scaled, retain_graph=retain_graph, inputs=inputs)
 
-    def _backward_pass(self) -> AbstractContextManager[Any]:
-        return nullcontext() if self.masters is None else self.masters.backward_pass()
+    @contextmanager
+    def _backward_pass(self) -> Iterator[None]:
+        try:
+            with nullcontext() if self.masters is None else self.masters.backward_pass():
+                yield
+        except Exception as error:
+            for callback in self._explain_errors:
+                callback(error)
+            raise
 
     def backward_by_grad(
         self,

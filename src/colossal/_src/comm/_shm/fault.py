@@ -59,7 +59,10 @@ _ADVICE = {
     FaultKind.NONE: "Look for the first error.",
     FaultKind.TIMEOUT: "Look for what was done there instead, or pass a larger timeout to launch.",
     FaultKind.DEAD: "Look for the first error there.",
-    FaultKind.LEFT: "Look for an error there, or for a collective that only some ranks call.",
+    FaultKind.LEFT: (
+        "Look for an error there, or for a collective that only some ranks call, as in a loop in which one rank has a "
+        "batch more: give all ranks as many, by a DistributedSampler or drop_last=True."
+    ),
     FaultKind.MISMATCH: "Look for a branch or a shape that depends on the rank.",
     FaultKind.SPLITS: "Exchange the sizes first.",
     FaultKind.MESSAGE: "Send and receive tensors of one shape and dtype.",

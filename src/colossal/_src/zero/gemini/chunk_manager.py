@@ -101,7 +101,8 @@ class ChunkManager:
             raise UnsupportedError(
                 "Between passes the values of a parameter are sharded, and only forward and backward passes through "
                 "the wrapped model gather them. Found an operation that reads one outside of those. Use the state dict "
-                "of the wrapped model, save it by the booster, or read parameters in its forward method."
+                "of the wrapped model, save it by the booster, or read parameters in its forward method; an optimizer "
+                "is passed to boost together with the model."
             )
         places, is_traced = [self._places[id(parameter)] for parameter in parameters], self._is_training or is_backward
         for chunk, _ in places:

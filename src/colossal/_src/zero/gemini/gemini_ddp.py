@@ -35,6 +35,11 @@ from colossal.errors import UnsupportedError
 _REFUSED: Mapping[str, str] = {
     "generate": f"generate needs full parameters. Found a model whose parameters are in chunks. {SAVE_AND_GENERATE}",
     "merge_and_unload": f"Merging needs full parameters. Found them in chunks. {SAVE_AND_MERGE}",
+    "save_pretrained": (
+        "save_pretrained writes what this process has, as if it were the full model. Found parameters in chunks. Call "
+        "booster.save_model(model, directory, shard=True, use_safetensors=True) on all ranks: from_pretrained loads "
+        "the directory. Adapters alone are written by booster.save_lora_as_pretrained."
+    ),
 }
 
 

@@ -1,7 +1,7 @@
 """A model whose gradients `DistributedDataParallel` averages, whatever of it trains and however often it is called."""
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any, final
 from weakref import ref
@@ -10,9 +10,10 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from colossal._src.interface import ModelWrapper, OptimizerWrapper
+from colossal._src.interface import ModelWrapper, OptimizerWrapper, unwrap_model
 from colossal.errors import ConfigError
 
+_NAMES_SHOWN = 3
 _requires_grad: Callable[[torch.Tensor], bool] = torch.Tensor.requires_grad.__get__  # type: ignore[attr-defined]
 
 
@@ -34,7 +35,8 @@ class ReplicatedModel:
         self._replicate, self._model = replicate, model
         self._parameters = list(model.parameters())
         self._trained = list(map(_requires_grad, self._parameters))
-        self._ddp = replicate(model)
+        # of what does not train, `DistributedDataParallel` has nothing to reduce, and refuses it
+        self._ddp = replicate(model) if any(self._trained) else None
         self._is_prepared = self._is_expected = False
         self._watch()
 
@@ -44,9 +46,11 @@ class ReplicatedModel:
 
     def wrap(self, optimizer: OptimizerWrapper | None) -> ModelWrapper:
         """Return the boosted model, and prepare for the backward passes of its optimizer."""
-        wrapper = ModelWrapper(self._ddp)
+        wrapper = ModelWrapper(self._ddp or self._model)
         wrapper.register_forward_pre_hook(self._before_forward)
         if optimizer is not None:
+            optimizer.register_backward_error_hook(_explain)
+            optimizer.register_step_pre_hook(partial(_step_hook, ref(self)))
             optimizer.register_backward_hook(self._before_backward)
             optimizer.register_zero_grad_hook(self._reset)
             optimizer.limit_parameters(self._parameters)
@@ -54,27 +58,34 @@ class ReplicatedModel:
 
     def no_sync(self) -> AbstractContextManager[Any]:
         """Open a context in which gradients stay as they are on each rank."""
-        return self._ddp.no_sync()
+        return nullcontext() if self._ddp is None else self._ddp.no_sync()
 
     def _watch(self) -> None:
+        self._handle = None
+        if self._ddp is None:
+            return
         first = next(parameter for parameter in self._parameters if parameter.requires_grad)
         self._handle = first.register_post_accumulate_grad_hook(partial(_grad_hook, ref(self)))
 
     def _before_forward(self, wrapper: nn.Module, _args: object) -> None:
-        if wrapper.module is not self._ddp:  # a copy
+        if wrapper.module is not (self._ddp or self._model):  # a copy
             return
         if (trained := list(map(_requires_grad, self._parameters))) != self._trained and any(trained):
-            # else its hooks would stay at the parameters
-            vars(self._ddp).update(reducer=None, logger=None)
-            self._ddp = self._replicate(self._model, init_sync=False)
+            is_first = self._ddp is None
+            if self._ddp is not None:  # else its hooks would stay at the parameters
+                vars(self._ddp).update(reducer=None, logger=None)
+            self._ddp = self._replicate(self._model, init_sync=is_first)
             self._ddp.training = wrapper.training
             wrapper.module, self._trained = self._ddp, trained
-            self._handle.remove()
+            if self._handle is not None:
+                self._handle.remove()
             self._watch()
-        if torch.is_grad_enabled() and self._ddp.require_backward_grad_sync:
+        if self._ddp is not None and torch.is_grad_enabled() and self._ddp.require_backward_grad_sync:
             self._is_prepared = self._is_expected = True
 
     def _before_backward(self, loss: torch.Tensor) -> None:
+        if self._ddp is None:
+            return
         if self._ddp.require_backward_grad_sync and not self._is_prepared:  # what a forward pass does
             self._ddp.reducer._rebuild_buckets()  # noqa: SLF001 (it has no public name)
             self._ddp.reducer.prepare_for_backward([loss] if self._ddp.find_unused_parameters else [])
@@ -83,16 +94,37 @@ class ReplicatedModel:
 
     def _reset(self) -> None:
         """Discard what a backward pass left that an exception ended, so that the next batch can follow."""
-        reducer: Any = self._ddp.reducer
+        if self._ddp is not None and not self._is_reduced():
+            self._ddp.reducer._reset_state()  # noqa: SLF001 (torch has no public name for it)
+
+    def _is_reduced(self) -> bool:
+        """Whether no backward pass has begun to reduce gradients and has not come to the end."""
+        reducer: Any = None if self._ddp is None else self._ddp.reducer
         try:
-            reducer._check_reducer_finalized()  # noqa: SLF001 (torch has no public name for it)
+            if reducer is not None:
+                reducer._check_reducer_finalized()  # noqa: SLF001 (as above)
         except RuntimeError:
-            reducer._reset_state()  # noqa: SLF001 (nor for this)
+            return False
+        return True
+
+    def check_reduced(self) -> None:
+        """Refuse a step by gradients that still are those of this rank, as others of their bucket never came."""
+        if self._is_reduced():
+            return
+        names = {parameter: name for name, parameter in unwrap_model(self._model).named_parameters()}
+        unused = [names.get(each, "one") for each in self._parameters if each.requires_grad and each.grad is None]
+        raise ConfigError(
+            "Gradients of a replicated model are reduced over ranks when all of them are there. Found a step after a "
+            f"backward pass that did not use all parameters{_listing(unused)}, so that others were not reduced. "
+            f"{_UNUSED}, or freeze what does not train by requires_grad_(False)."
+        )
 
     def on_grad(self) -> None:
         """Refuse a gradient of a pass that nothing reduces."""
         is_expected, self._is_expected = self._is_expected, False
         # in a static graph, a parameter of several checkpointed layers gets several gradients in one pass
+        if self._ddp is None:
+            return
         if self._ddp.require_backward_grad_sync and not is_expected and not self._ddp.static_graph:
             raise ConfigError(
                 "Gradients of a replicated model are reduced over ranks in one backward pass for each forward pass of "
@@ -100,6 +132,27 @@ class ReplicatedModel:
                 "inside of no_sync, or of model.unwrap(). Call the boosted model, and booster.backward(loss, "
                 "optimizer) or optimizer.backward(loss, retain_graph=True), which reduce several losses of one pass."
             )
+
+
+_UNUSED = "Pass find_unused_parameters=True to the plugin"
+
+
+def _listing(names: Sequence[str]) -> str:
+    shown = ", ".join(names[:_NAMES_SHOWN]) + (", ..." if len(names) > _NAMES_SHOWN else "")
+    return f" ({shown})" if names else ""
+
+
+def _explain(error: Exception) -> None:
+    if "CommunicationError" in f"{type(error).__name__} {error}":
+        error.add_note(
+            "In a backward pass of a replicated model, all ranks reduce the gradients of all parameters. Where ranks "
+            f"use different ones: {_UNUSED[0].lower()}{_UNUSED[1:]}."
+        )
+
+
+def _step_hook(model: "ref[ReplicatedModel]", *_step: Any) -> None:
+    if (found := model()) is not None:
+        found.check_reduced()
 
 
 def _grad_hook(model: "ref[ReplicatedModel]", _parameter: torch.Tensor) -> None:

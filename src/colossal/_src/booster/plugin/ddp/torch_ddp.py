@@ -125,7 +125,7 @@ class TorchDDPPlugin(DataParallelPlugin):
     def configure(self, parts: Parts, device: torch.device, precision: MixedPrecision | None) -> Boosted:
         """Wrap the parts of a training program for this plugin.
 
-        A model without trainable parameters has no gradients to reduce and stays as it is.
+        A model without trainable parameters has no gradients to reduce, and stays as it is until one is thawed.
 
         Args:
             parts: As the user built them.
@@ -145,9 +145,6 @@ class TorchDDPPlugin(DataParallelPlugin):
         mesh = current_mesh()
         check_device(device, mesh)
         boosted = wrap_parts(parts, device, precision)
-        # `DistributedDataParallel` refuses a model in which nothing is trained
-        if not any(parameter.requires_grad for parameter in boosted.model.parameters()):
-            return boosted
         replicated = self._ddp.replicate(boosted.model, mesh.group("dp"))
         in_model = set(boosted.model.parameters())
         masters = [] if boosted.optimizer is None else [p for p in boosted.optimizer.parameters if p not in in_model]

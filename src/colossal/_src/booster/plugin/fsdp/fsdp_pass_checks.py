@@ -11,6 +11,12 @@ from colossal._src.cluster import ParallelMesh
 from colossal._src.comm import end_graphs_in, equal_text_on_all_ranks
 from colossal.errors import CommunicationError, ConfigError, UnsupportedError
 
+_DIFFERENT = (
+    "Under TorchFSDPPlugin, all ranks reduce gradients of the same parameters. Where ranks use different ones, call "
+    "all of them on all ranks, with the factor 0 where they do not count, or use LowLevelZeroPlugin, GeminiPlugin, or "
+    "TorchDDPPlugin(find_unused_parameters=True)."
+)
+
 end_graphs_in(__name__)  # FSDP2 ends graphs at its hooks too
 
 
@@ -24,6 +30,7 @@ class PassChecks:
         self._group, self._has_peers = mesh.group("dp"), mesh.size("dp") > 1
         self._order: list[str] = []
         self._agreed: list[str] | None = None
+        self._used: list[str] | None = None
         self.keeps_gradients = False  # whether `no_sync` left some that are not reduced
         model.register_forward_pre_hook(self._begin, prepend=True)
         for unit in units:
@@ -86,12 +93,47 @@ class PassChecks:
             raise ConfigError(message)
         self._agreed = self._order
 
+    def check_used(self) -> None:
+        """Compare the parameters that have gradients with those of the other ranks, where they are others than last.
+
+        The gradient of one would else have been reduced with that of another of the same size.
+
+        Communication: all_reduce, dp, 16 bytes, in the first step, and in one with other gradients than the last.
+        """
+        used = [name for name, parameter in self._root.named_parameters() if parameter.grad is not None]
+        if not self._has_peers or used == self._used:
+            return
+        try:
+            are_equal = equal_text_on_all_ranks(repr(used), [self._group])
+        except CommunicationError as error:
+            error.add_note(_DIFFERENT)
+            raise
+        if not are_equal:
+            names = [name for name, parameter in self._root.named_parameters() if parameter.requires_grad]
+            unused = [name for name in names if name not in used]
+            raise ConfigError(
+                f"{_DIFFERENT} Found that ranks differ; this one has no gradient of {', '.join(unused) or 'none'}."
+            )
+        self._used = used
+
     def _is_unfinished(self) -> bool:
         context = self._root._get_fsdp_state()._state_ctx  # noqa: SLF001 (torch has no public name for it)
         return context.iter_forward_root is not None or context.post_backward_final_callback_queued
 
     def _fails_in_backward(self) -> bool:
         return self._root._get_fsdp_state()._state_ctx.post_backward_final_callback_queued  # noqa: SLF001 (as above)
+
+
+def explain_backward_error(error: Exception) -> None:
+    """Say what works instead of a second backward pass, or of gradients that only some ranks have."""
+    if isinstance(error, RuntimeError) and "setStorage" in str(error):
+        raise UnsupportedError(
+            "TorchFSDPPlugin frees the full parameters when a backward pass has used them. Found another one that "
+            "needs them, as that of a gradient penalty, of torch.autograd.grad(..., create_graph=True). Use "
+            "TorchDDPPlugin, LowLevelZeroPlugin, GeminiPlugin or HybridParallelPlugin, which keep them."
+        ) from error
+    if isinstance(error, CommunicationError):
+        error.add_note(_DIFFERENT)
 
 
 def _is_in_backward() -> bool:

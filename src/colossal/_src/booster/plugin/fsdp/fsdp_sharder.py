@@ -190,6 +190,8 @@ class FSDPSharder:
             )
         self._keep_unreduced(False)
         self._reshard()
+        if self._passes is not None:
+            self._passes.check_used()
 
     def _reshard(self) -> None:
         if not self._options.reshard_after_forward:

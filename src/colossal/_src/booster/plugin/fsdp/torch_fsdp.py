@@ -14,6 +14,7 @@ from colossal._src.booster.plugin.base import wrap_parts
 from colossal._src.booster.plugin.data_parallel import DataParallelPlugin, check_device
 from colossal._src.booster.plugin.fsdp.fsdp_model_checks import check_values
 from colossal._src.booster.plugin.fsdp.fsdp_options import parse_fsdp_options
+from colossal._src.booster.plugin.fsdp.fsdp_pass_checks import explain_backward_error
 from colossal._src.booster.plugin.fsdp.fsdp_sharder import FSDPSharder
 from colossal._src.cluster import current_mesh
 from colossal._src.interface import Boosted, Capabilities, Parts
@@ -136,6 +137,7 @@ class TorchFSDPPlugin(DataParallelPlugin):
         boosted = wrap_parts(parts, device, precision, sharding.apply)
         if boosted.optimizer is not None:
             boosted.optimizer.register_zero_grad_hook(sharding.discard)
+            boosted.optimizer.register_backward_error_hook(explain_backward_error)
             boosted.optimizer.limit_parameters(boosted.model.parameters())
         return replace(boosted, capabilities=Capabilities(no_sync=sharding.no_sync))
 

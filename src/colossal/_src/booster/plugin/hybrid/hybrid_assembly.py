@@ -243,11 +243,10 @@ def _connect_pipeline(built: Assembly, zero_shards: ZeroShards | None) -> tuple[
 
 def _connect_model(built: Assembly, zero_shards: ZeroShards | None) -> tuple[ModelWrapper, Capabilities]:
     options, model = built.options, built.stages[0].module
-    trains = any(parameter.requires_grad for parameter in model.parameters())
     wrapper, no_sync = None, nullcontext
     if zero_shards is not None:
         no_sync = zero_shards.no_sync if options.zero.zero.keeps_gradients else reduce_in_each_pass
-    elif built.replicas.size("dp") > 1 and trains:
+    elif built.replicas.size("dp") > 1:
         replicated = options.ddp.replicate(model, built.replicas.group("dp"))
         wrapper, no_sync = replicated.wrap(built.wrapper), replicated.no_sync
     wrapper = wrapper or ModelWrapper(model)
