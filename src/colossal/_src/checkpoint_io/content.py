@@ -189,11 +189,11 @@ def agree(writers: CheckpointGroup, collect_content: Callable[[], Content]) -> C
 
     def describe() -> tuple[str, dict[int, int]]:
         contents.append(collect_content())
-        return contents[0].fingerprint, replica_checksums(contents[0], writers.rank)
+        return contents[0].fingerprint, replica_checksums(contents[0].entries, writers.rank)
 
     described = writers.gather(describe)
     prints = [print_ for print_, _ in described]
-    warn_of_different_replicas(contents[0], writers.rank, [sums for _, sums in described])
+    warn_of_different_replicas(contents[0].entries, writers.rank, [sums for _, sums in described])
     if len(set(prints)) == 1:
         return contents[0]
     position = writers.ranks.index(writers.rank)

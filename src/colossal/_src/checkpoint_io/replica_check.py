@@ -1,28 +1,38 @@
 """Reports replicas of saved tensors that differ, though ranks that hold the same region have the same values of it."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import Any, Protocol
 
 import torch
 
 from colossal._src.checkpoint_io.index_and_names import listing
 from colossal._src.comm import int64_digest
-from colossal._src.tensor import Region, local_regions_of
+from colossal._src.tensor import FlatLayout, Layout, Region, RegionLayout, local_regions_of
 from colossal.logging import get_dist_logger
-
-if TYPE_CHECKING:
-    from colossal._src.checkpoint_io.content import Content
 
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by size in bytes
 
 
-def replica_checksums(content: "Content", rank: int) -> dict[int, int]:
+class _Entry(Protocol):
+    """What is asked of a tensor that is saved, or of a value that is none."""
+
+    @property
+    def names(self) -> Sequence[str]: ...
+    @property
+    def value(self) -> Any: ...
+    @property
+    def layout(self) -> Layout | FlatLayout | RegionLayout | None: ...
+    @property
+    def is_buffer(self) -> bool: ...
+
+
+def replica_checksums(entries: Sequence[_Entry], rank: int) -> dict[int, int]:
     """Sum up the bits of each region that other ranks hold too, under a digest of its name and place.
 
     Buffers are left out: each rank may compute its own, and a file has those of the first.
     """
     sums: dict[torch.device, tuple[list[int], list[torch.Tensor]]] = {}
-    for name, region, local, _ in _replicas(content, rank):
+    for name, region, local, _ in _replicas(entries, rank):
         digests, bits = sums.setdefault(local.device, ([], []))
         digests.append(int64_digest(f"{name} {region}"))
         bits.append(_sum_of_bits(local))
@@ -34,11 +44,11 @@ def replica_checksums(content: "Content", rank: int) -> dict[int, int]:
     }
 
 
-def warn_of_different_replicas(content: "Content", rank: int, checksums: Sequence[Mapping[int, int]]) -> None:
+def warn_of_different_replicas(entries: Sequence[_Entry], rank: int, checksums: Sequence[Mapping[int, int]]) -> None:
     """Name what differs, once: on the first rank that holds it."""
     names: list[str] = []
     holders: set[int] = set()
-    for name, region, _, ranks in _replicas(content, rank):
+    for name, region, _, ranks in _replicas(entries, rank):
         digest = int64_digest(f"{name} {region}")
         if rank == min(ranks) and len({each[digest] for each in checksums if digest in each}) > 1:
             names.append(name)
@@ -52,9 +62,9 @@ def warn_of_different_replicas(content: "Content", rank: int, checksums: Sequenc
         )
 
 
-def _replicas(content: "Content", rank: int) -> Iterator[tuple[str, Region, torch.Tensor, Sequence[int]]]:
+def _replicas(entries: Sequence[_Entry], rank: int) -> Iterator[tuple[str, Region, torch.Tensor, Sequence[int]]]:
     """The regions that this rank and others hold: name, region, local tensor and ranks."""
-    for entry in content.entries:
+    for entry in entries:
         if entry.layout is None or entry.is_buffer or rank not in entry.layout.ranks:
             continue
         holders = {region: ranks for region, ranks in entry.layout.holders.items() if len(ranks) > 1}
