@@ -224,7 +224,7 @@ def run_one_rank_lacking(plugin: Callable[[], Any]) -> None:
             booster.execute_pipeline(iter([inputs]), model, lambda outputs, _: outputs.loss, optimizer)
 
 
-@pytest.mark.parametrize("plugin", [TorchDDPPlugin, partial(LowLevelZeroPlugin, precision="fp32")])
+@pytest.mark.parametrize("plugin", plugins("DDP", "ZeRO-1").values())
 def test_a_rank_without_labels_says_so(plugin: Callable[[], Any]) -> None:
     run_processes(run_one_rank_lacking, 2, plugin)
 

@@ -293,3 +293,19 @@ def test_a_loss_may_be_scaled_by_hand() -> None:
 def test_a_step_without_gradients_is_no_mistake() -> None:
     weight = torch.nn.Parameter(torch.ones(2))
     OptimizerWrapper(torch.optim.SGD([weight], lr=0.1), DynamicScaler(ScalerConfig(init_scale=8.0), "cpu")).step()
+
+
+def test_an_attribute_of_the_plain_optimizer_is_found_behind_unwrap() -> None:
+    plain: Any = torch.optim.SGD([torch.nn.Parameter(torch.ones(2))], lr=0.25)
+    plain.color = "red"
+    optimizer: Any = OptimizerWrapper(plain)
+    with pytest.raises(AttributeError, match=r"use optimizer\.unwrap\(\)\.color$"):
+        optimizer.color  # noqa: B018
+    with pytest.raises(AttributeError, match="'OptimizerWrapper' object has no attribute 'nothing'$"):
+        optimizer.nothing  # noqa: B018
+
+
+def test_an_optimizer_is_shown_with_its_hyperparameters() -> None:
+    shown = repr(OptimizerWrapper(torch.optim.SGD([torch.nn.Parameter(torch.ones(2))], lr=0.25)))
+    assert shown.startswith("OptimizerWrapper(SGD (")
+    assert "lr: 0.25" in shown

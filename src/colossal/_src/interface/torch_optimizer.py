@@ -3,7 +3,7 @@
 
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 
@@ -23,6 +23,18 @@ class TorchOptimizer(torch.optim.Optimizer):
         # not the constructor of torch, which would make groups and states of this object
         self.optim = optim
         self._optimizer_step_post_hooks: OrderedDict[int, Callable[..., Any]] = OrderedDict()
+
+    def __repr__(self) -> str:
+        """The wrapped optimizer, with its parameter groups."""
+        return f"{type(self).__name__}({self.optim!r})"
+
+    if not TYPE_CHECKING:  # a checker knows of no attribute that is missing then
+
+        def __getattr__(self, name: str) -> Any:
+            """Say where an attribute is that only the wrapped optimizer has."""
+            has_it = hasattr(vars(self).get("optim"), name)
+            advice = f". The optimizer that was boosted has it: use optimizer.unwrap().{name}" if has_it else ""
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{advice}")
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
