@@ -3,7 +3,8 @@
 Models have many parameters of few elements, so that the time of a step is that of the code between kernels. Each plugin
 trains in two worlds of two ranks, one of each checkout, which take turns; and counts, which no other load of the
 machine changes, are taken of one more step on rank 0: calls of Python functions, and reads of tensors by the host
-(`item`, `tolist`, and what calls them), each of which waits for an accelerator.
+(`item`, `tolist`, and what calls them), of which those of tensors on an accelerator wait for it. On a machine with
+other work, the least times tell more than the medians.
 
     git worktree add /tmp/before main
     python benchmarks/step_overhead.py --beside /tmp/before
@@ -232,7 +233,7 @@ def compare(name: str, worlds: Sequence[World], options: argparse.Namespace) -> 
         before, now = times.values()
         low, middle, high = statistics.quantiles([new / old for old, new in zip(before, now, strict=True)], n=4)
         medians = f"{statistics.median(before):9.2f}{statistics.median(now):9.2f}"
-        row += f"{medians}{middle:8.3f} ({low:.3f} to {high:.3f})"
+        row += f"{medians}{middle:8.3f} ({low:.3f} to {high:.3f}){min(now) / min(before):8.3f}"
     return row
 
 
@@ -267,7 +268,8 @@ def main() -> None:
     turns = f"{options.turns} turns of {options.steps} steps"
     print(f"{options.parameters} parameters, 2 ranks, {turns}, beside {options.beside}   (bar: {BAR})")
     clock = f"{options.clock} a step"
-    print(f"{'':18}{'Python calls':>16}{'ratio':>8}{'reads':>13}{clock:>18}{'ratio':>8} (quartiles)")
+    clock = f"{options.clock} a step"
+    print(f"{'':18}{'Python calls':>16}{'ratio':>8}{'reads':>13}{clock:>18}   ratio (quartiles)    of least")
     with two_worlds(options.beside) as worlds:
         for name in RECIPES:
             if any(fnmatch.fnmatch(name, pattern) for pattern in options.only):

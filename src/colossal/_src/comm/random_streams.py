@@ -27,9 +27,10 @@ def stream_seed(*numbers: int) -> int:
     return int.from_bytes(hashlib.blake2b(repr(numbers).encode(), digest_size=8).digest()) % _NUMBERS
 
 
-def draw_number() -> int:
-    """Draw from torch's own generator what a stream begins with."""
-    return int(torch.randint(_NUMBERS, (), device="cpu"))
+def draw_number(buffer: torch.Tensor | None = None) -> int:
+    """Draw from torch's own generator what a stream begins with; a buffer of the caller saves most of the time."""
+    drawn = torch.empty((), dtype=torch.int64, device="cpu") if buffer is None else buffer
+    return int(drawn.random_(_NUMBERS))
 
 
 @final
@@ -56,6 +57,7 @@ class RandomStreams:
         self._own = [mesh.rank(axis) if axis in together else 0 for axis in ("pp", "dp")]
         self._base: int | None = None
         self._num_passes = 0
+        self._buffer = torch.empty((), dtype=torch.int64, device="cpu")
         self._known: dict[int, int] = {}
 
     def __reduce__(self) -> Any:
@@ -76,7 +78,9 @@ class RandomStreams:
         if not self._is_needed:
             return (), ()
         before = _states(self._device)
-        number = self._number_of_pass(draw_number()) if self._counts_passes else draw_number()
+        number = draw_number(self._buffer)
+        if self._counts_passes:
+            number = self._number_of_pass(number)
         _seed(self._device, stream_seed(number, *self._own))
         return before, _states(self._device)
 
@@ -89,7 +93,7 @@ class RandomStreams:
         # As in one process, a pass that draws moves the program's generator. Stages of a pipeline, of which not all
         # draw, leave it alone: their ranks must still draw the same data.
         if drew and not self._is_pipeline:
-            draw_number()
+            draw_number(self._buffer)
 
     def _number_of_pass(self, drawn: int) -> int:
         if self._base is None:

@@ -18,6 +18,8 @@ from colossal._src.interface.torch_optimizer import TorchOptimizer
 from colossal._src.tensor import local_of, placement_of, strip_compile_prefix
 from colossal.errors import ConfigError, UnsupportedError
 
+_NO_CONTEXT = nullcontext()
+
 
 class OptimizerWrapper(ClippingMixin, TorchOptimizer):
     """Decides when gradients become an update: backward, clip, step, zero_grad.
@@ -195,7 +197,7 @@ class OptimizerWrapper(ClippingMixin, TorchOptimizer):
     @contextmanager
     def _backward_pass(self) -> Iterator[None]:
         try:
-            with nullcontext() if self.masters is None else self.masters.backward_pass():
+            with _NO_CONTEXT if self.masters is None else self.masters.backward_pass():
                 yield
         except Exception as error:
             for callback in self._explain_errors:
