@@ -179,13 +179,14 @@ def test_ddp_receives_its_keywords() -> None:
     assert run_processes(boost_with_every_keyword, 2) == [("DistributedDataParallel", True)] * 2
 
 
-def frozen_model() -> str:
+def frozen_model() -> list[str]:
     model, *_ = Booster(plugin=TorchDDPPlugin()).boost(nn.Linear(2, 1).requires_grad_(requires_grad=False))
-    return type(model.module).__name__
+    model(torch.ones(1, 2))
+    return [type(module).__name__ for module in model.modules()]
 
 
 def test_a_model_without_gradients_needs_no_reduction() -> None:
-    assert run_processes(frozen_model, 2) == ["Linear", "Linear"]
+    assert run_processes(frozen_model, 2) == [["ModelWrapper", "ModelWrapper", "Linear"]] * 2
 
 
 def gradients_inside_and_outside_of_no_sync() -> list[bool]:

@@ -232,6 +232,10 @@ class Booster(CheckpointMixin, LoraMixin, SamplesMixin):
     ) -> None:
         """Set up clipping in an optimizer, and reject what would train silently wrong."""
         model.set_optimizer(optimizer)
+        if mesh is not None:
+            from colossal._src.booster.new_parameters import refuse_new_parameters
+
+            refuse_new_parameters(model, optimizer)
         if self._max_norm > 0:
             optimizer.set_max_norm(self._max_norm, self._norm_type)
         if self._refuse_nonfinite:

@@ -79,6 +79,7 @@ class OptimizerWrapper(ClippingMixin, TorchOptimizer):
         self._name_masters(masters.pairs if masters else {})
         self._zero_grad_hooks: list[Callable[[], None]] = []
         self._prepare_backward: list[Callable[[torch.Tensor], None]] = []
+        self._step_checks: list[Callable[[], None]] = []
         self._explain_errors: list[Callable[[Exception], None]] = []
         self._reduced: frozenset[torch.Tensor] | None = None
         self._has_scaled_grads = False
@@ -167,6 +168,14 @@ class OptimizerWrapper(ClippingMixin, TorchOptimizer):
         """
         self._explain_errors.append(callback)
 
+    def register_step_check(self, callback: Callable[[], None]) -> None:
+        """Register what rejects a step that would be wrong.
+
+        Args:
+            callback: Called before each step, with the gradients as backward passes left them.
+        """
+        self._step_checks.append(callback)
+
     def limit_parameters(self, parameters: Iterable[torch.Tensor]) -> None:
         """Reject groups with other parameters, whose gradients would stay those of one rank.
 
@@ -243,6 +252,8 @@ class OptimizerWrapper(ClippingMixin, TorchOptimizer):
 
         Communication: as in `unscale_grad`; with a `max_norm`, as in `clip_grad_by_norm`.
         """
+        for check in self._step_checks:
+            check()
         if self._nonfinite is not None and closure is not None:
             raise UnsupportedError(
                 "Non-finite gradients are refused before a step. Found a closure, which computes them in the step. "

@@ -1,0 +1,37 @@
+"""Parameters that came into a model after it was boosted."""
+
+from weakref import ref
+
+from torch import nn
+
+from colossal._src.interface import ModelWrapper, OptimizerWrapper, unwrap_model
+from colossal.errors import ConfigError
+
+
+def refuse_new_parameters(model: ModelWrapper, optimizer: OptimizerWrapper) -> None:
+    """Reject steps after backward passes of parameters that nothing reduces over ranks, and no optimizer has."""
+    known = frozenset(unwrap_model(model).parameters())
+    # not the objects, which would keep each other alive
+    owner, updater = ref(model), ref(optimizer)
+
+    def check() -> None:
+        wrapper, wrapped = owner(), updater()
+        if wrapper is None or wrapped is None:
+            return
+        others = {name: each for name, each in unwrap_model(wrapper).named_parameters() if each not in known}
+        if others:
+            _refuse(others, wrapped)
+
+    optimizer.register_step_check(check)
+
+
+def _refuse(others: dict[str, nn.Parameter], optimizer: OptimizerWrapper) -> None:
+    held = {*optimizer.parameters, *(() if optimizer.masters is None else optimizer.masters.pairs.values())}
+    names = [name for name, each in others.items() if each not in held and each.grad is not None]
+    if names:
+        raise ConfigError(
+            "An optimizer has the parameters that the model had when it was boosted. Found gradients of "
+            f"{len(names)} others, such as {names[0]}, as of a module in the place of another, which nothing reduces over "
+            "ranks. Exchange modules before boost, or give the module that is there the new values by its "
+            "load_state_dict."
+        )

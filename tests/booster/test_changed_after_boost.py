@@ -1,0 +1,96 @@
+# pyright: reportArgumentType=false, reportCallIssue=false
+"""What is changed in a model after it was boosted counts, or an error says what to do."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import distributed as dist
+from torch import nn
+
+from colossal.booster import Booster
+from colossal.booster.plugin import (
+    GeminiPlugin,
+    HybridParallelPlugin,
+    LowLevelZeroPlugin,
+    TorchDDPPlugin,
+    TorchFSDPPlugin,
+)
+from colossal.errors import ColossalError, ConfigError, UnsupportedError
+from colossal.testing import run_processes
+
+HYBRID = partial(HybridParallelPlugin, 1, 1, precision="fp32")
+PLUGINS: dict[str, Callable[[], Any]] = {
+    "DDP": TorchDDPPlugin,
+    "FSDP": TorchFSDPPlugin,
+    "FSDP, SHARD_GRAD_OP": partial(TorchFSDPPlugin, sharding_strategy="SHARD_GRAD_OP"),
+    "ZeRO-1": partial(LowLevelZeroPlugin, precision="fp32"),
+    "ZeRO-2": partial(LowLevelZeroPlugin, precision="fp32", stage=2),
+    "Gemini": partial(GeminiPlugin, precision="fp32"),
+    "Hybrid": HYBRID,
+    "Hybrid, ZeRO-1": partial(HYBRID, zero_stage=1),
+}
+DATA = torch.randn(3, 8, 6, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
+CHANGES: dict[str, Callable[[Any], None]] = {
+    "a layer": lambda model: model.__setitem__(2, nn.Linear(8, 2).double()),
+    "a parameter": lambda model: setattr(model[0], "weight", nn.Parameter(torch.ones(8, 6).double())),
+    "a layer more": lambda model: model.append(nn.Linear(2, 2).double()),
+    "a frozen layer": lambda model: model.append(nn.Linear(2, 2).double().requires_grad_(False)),
+}
+PUT_BACK = {(plugin, "a parameter") for plugin in PLUGINS if plugin.startswith("FSDP")}
+"""FSDP2 puts its own parameter back at the next forward pass."""
+
+
+def change(plugin: str, kind: str) -> str:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 2)).double()
+    booster = Booster(device="cpu", plugin=PLUGINS[plugin]())
+    boosted, optimizer, *_ = booster.boost(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    try:
+        for number, x in enumerate(DATA):
+            if number == 1:
+                CHANGES[kind](boosted.unwrap())
+            booster.backward(boosted(x.chunk(2)[dist.get_rank()]).square().mean(), optimizer)
+            optimizer.step()
+            optimizer.zero_grad()
+    except ColossalError as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+def change_all(_: None) -> dict[tuple[str, str], str]:
+    return {
+        (plugin, kind): change(plugin, kind) for plugin in PLUGINS for kind in CHANGES if (plugin, kind) not in PUT_BACK
+    }
+
+
+def test_modules_and_parameters_that_are_replaced_are_refused() -> None:
+    first, second = run_processes(change_all, 2, None)
+    assert first == second
+    for (plugin, kind), message in first.items():
+        if kind == "a frozen layer":
+            assert message == "", plugin
+        else:
+            assert message.startswith("ConfigError"), (plugin, kind, message)
+            assert "before boost" in message or "find_unused_parameters" in message, (plugin, kind, message)
+
+
+def optimize_afterwards(plugin: str) -> str:
+    booster = Booster(device="cpu", plugin=PLUGINS[plugin]())
+    model, *_ = booster.boost(nn.Linear(6, 2).double())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    try:
+        model(DATA[0]).sum().backward()
+        optimizer.step()
+    except (ConfigError, UnsupportedError) as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.parametrize("plugin", ["Gemini", "ZeRO-1", "ZeRO-2"])
+def test_an_optimizer_that_is_built_afterwards_is_refused_with_its_place(plugin: str) -> None:
+    for message in run_processes(optimize_afterwards, 2, plugin):
+        assert "optimizer" in message
+        assert "to boost" in message
