@@ -249,6 +249,29 @@ def test_running_means() -> None:
             torch.testing.assert_close(rank["state"][name], value, **EXACT, msg=name)
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_parameters_next_to_running_means_are_in_chunks_of_float32(dtype: torch.dtype) -> None:
+    model = model_of(Mean).float()
+    expected = train_alone(model, [batch.float() for batch in BATCHES], make=sgd)
+    (rank,) = run_threads(half_precision_means, 1, model, dtype)
+    own = {"norm.weight": torch.float32, "norm.bias": torch.float32, "norm.running_mean": torch.float32}
+    assert {name: rank["dtypes"][name] for name in own} == own
+    assert {value for name, value in rank["dtypes"].items() if not name.startswith("norm.")} == {dtype}
+    for name in own:
+        torch.testing.assert_close(rank["state"][name], expected["state"][name], rtol=0.02, atol=0.02, msg=name)
+
+
+def half_precision_means(model: nn.Module, dtype: torch.dtype) -> dict[str, Any]:
+    wrapped, optimizer = wrap(model, sgd, mixed_precision=dtype, initial_scale=2.0**5)
+    for batch in BATCHES:
+        optimizer.zero_grad()
+        optimizer.backward(loss_of(wrapped, batch.float()))
+        optimizer.step()
+    inner = wrapped.unwrap()
+    dtypes = {name: value.dtype for name, value in [*inner.named_parameters(), *inner.named_buffers()]}
+    return {"dtypes": dtypes, "state": wrapped.state_dict(only_rank_0=False)}
+
+
 # ------------------------------------------------------------------------------------------------- unusual steps
 
 

@@ -1,6 +1,7 @@
 """From a model to its chunks."""
 
 from collections.abc import Iterable, Sequence
+from collections.abc import Set as AbstractSet
 
 import torch
 from torch import distributed as dist
@@ -50,7 +51,7 @@ def build_chunks(
     check_chunkable(model)
     memory, traffic = _memory(partition, config, device), TransferLog()
     half, chunks = set() if dtype is None else set(castable_parameters(model)), list[Chunk]()
-    for run, chunk_placement in _plan(model, partition, config, memory, memstats):
+    for run, chunk_placement in _plan(model, partition, config, memory, memstats, half):
         own = dtype if run[0] in half else None
         chunks.append(Chunk(run, partition, gradients, memory, traffic, chunk_placement, own, len(chunks)))
         _fill(chunks[-1], device)
@@ -127,9 +128,10 @@ def _plan(
     config: GeminiConfig,
     memory: DeviceMemory,
     memstats: ParameterOrder | None,
+    half: AbstractSet[nn.Parameter],
 ) -> Iterable[tuple[list[nn.Parameter], ChunkPlacement]]:
     """Return the parameters of each chunk, and its placement."""
-    runs, stay_full = _runs(model, partition, config, memstats)
+    runs, stay_full = _runs(model, partition, config, memstats, half)
     placements = config.placement.place_chunks([sum(each.numel() for each in run) for run in runs], memory)
     if stay_full:
         placements = [
@@ -139,7 +141,11 @@ def _plan(
 
 
 def _runs(
-    model: nn.Module, partition: Partition, config: GeminiConfig, memstats: ParameterOrder | None
+    model: nn.Module,
+    partition: Partition,
+    config: GeminiConfig,
+    memstats: ParameterOrder | None,
+    half: AbstractSet[nn.Parameter],
 ) -> tuple[list[list[nn.Parameter]], bool]:
     """Return the parameters of each chunk, and whether the configuration keeps all of them full."""
     if next(model.parameters(), None) is None:
@@ -166,8 +172,12 @@ def _runs(
     own = found[partition.size]
     size = int(own["chunk_size"])
     order: Sequence[nn.Parameter] = ordered_parameters(model, memstats)
-    runs = pack_parameters(order, size, separate=unshared_parameters(model, size))
-    return runs, bool(own.get("keep_gathered", False))
+    separate, runs = unshared_parameters(model, size), list[list[nn.Parameter]]()
+    for is_half in (True, False):  # a chunk has one type: parameters next to running statistics stay in their own
+        members = [parameter for parameter in order if (parameter in half) == is_half]
+        runs.extend(pack_parameters(members, size, separate=separate))
+    position = {parameter: index for index, parameter in enumerate(order)}
+    return sorted(runs, key=lambda run: position[run[0]]), bool(own.get("keep_gathered", False))
 
 
 def _fill(chunk: Chunk, device: torch.device) -> None:
