@@ -31,7 +31,7 @@ def _refuse(others: dict[str, nn.Parameter], optimizer: OptimizerWrapper) -> Non
     if names:
         raise ConfigError(
             "An optimizer has the parameters that the model had when it was boosted. Found gradients of "
-            f"{len(names)} others, such as {names[0]}, as of a module in the place of another, which nothing reduces over "
-            "ranks. Exchange modules before boost, or give the module that is there the new values by its "
+            f"{len(names)} others, such as {names[0]}, as of a module in the place of another, which nothing reduces "
+            "over ranks. Exchange modules before boost, or give the module that is there the new values by its "
             "load_state_dict."
         )
