@@ -21,7 +21,7 @@ from colossal.testing import run_processes
 pytestmark = pytest.mark.slow
 
 SEQUENCE = partial(HYBRID, enable_sequence_parallelism=True)
-PLUGINS = plugins("DDP", "FSDP", "ZeRO-1", "ZeRO-2", "Gemini", "tp2", "pp2") | {
+PLUGINS = plugins("DDP", "FSDP", "ZeRO-1", "ZeRO-2", "Gemini", "Gemini, tp2", "tp2", "pp2") | {
     "tp2, split_gather": partial(SEQUENCE, 2, 1, sequence_parallelism_mode="split_gather"),
     "sp2, all_to_all": partial(SEQUENCE, 1, 1, 2, sequence_parallelism_mode="all_to_all"),
     "sp2, ring_attn": partial(SEQUENCE, 1, 1, 2, sequence_parallelism_mode="ring_attn"),
@@ -31,6 +31,7 @@ WAYS: dict[str, tuple[Callable[[Any], Any], Callable[[Any], object]]] = {
     "wrapped": (lambda model: torch.compile(model, backend="aot_eager"), lambda _: None),
     "after boost": (lambda model: model, lambda boosted: boosted.unwrap().compile(backend="aot_eager")),
     "around boost": (lambda model: model, lambda boosted: boosted.compile(backend="aot_eager")),
+    "of the boosted": (lambda model: model, lambda boosted: torch.compile(boosted, backend="aot_eager")),
 }
 SHARDED = {name for name in PLUGINS if "2" in name and name != "ZeRO-2"}
 CASES = [
@@ -56,7 +57,8 @@ def train(booster: Booster, before: Callable[[Any], Any], after: Callable[[Any],
     model = before(make())
     boosted: Any = booster.boost(model, torch.optim.SGD(model.parameters(), lr=0.5))
     model, optimizer, *_ = boosted
-    after(model)
+    compiled = after(model)
+    model = compiled if isinstance(compiled, nn.Module) else model
     rank, size = booster.plugin.data_parallel_rank_and_size()
     losses = []
     for batch in batches():
