@@ -162,6 +162,8 @@ WAYS: dict[str, Way] = {
     "CAME": Way(optimizer=partial(optimizers.CAME, lr=0.01, weight_decay=0.1)),
     "HybridAdam": Way(optimizer=partial(optimizers.HybridAdam, lr=0.01, weight_decay=0.1)),
 }
+LONG_CELLS = {("2d", name) for name in ("none", "ZeRO-1", "Gemini", "Hybrid", "Hybrid, ZeRO-1")}
+LONG_CELLS |= {("tp3", name) for name in ("ZeRO-1", "Hybrid, ZeRO-1")}  # other cells have the plugin, and the world
 CLIP_IN_STEP = ("ZeRO-1", "ZeRO-2", "Gemini", "Hybrid", "Hybrid, ZeRO-1")
 
 
@@ -180,7 +182,7 @@ def marked(cells: Sequence[Any]) -> list[Any]:
         parts = (cell,) if isinstance(cell, str) else cell
         size = size_of(meshes[parts[0]])
         marks = [pytest.mark.two_ranks] if size == 2 else []
-        if size > MOST_RANKS or parts[0] in LONG:
+        if size > MOST_RANKS or parts[0] in LONG or parts in LONG_CELLS:
             marks.append(pytest.mark.slow)
         found.append(pytest.param(*parts, marks=marks))
     return found

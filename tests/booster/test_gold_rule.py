@@ -290,10 +290,6 @@ RECIPES = {
 NAMES = {plugin: [name for name, recipe in RECIPES.items() if plugin in recipe.plugins] for plugin in PLUGINS}
 
 
-UNEVEN = [(3, "ZeRO-2"), (3, "Gemini")]
-"""What runs in the gate besides two ranks."""
-
-
 def train_some(plugin: str | None, names: list[str]) -> dict[str, dict[str, Any]]:
     return {name: train(RECIPES[name], dist.get_world_size(), plugin) for name in names}
 
@@ -321,7 +317,7 @@ def world(plugin: str, size: int) -> list[dict[str, dict[str, Any]]]:
 @pytest.mark.parametrize(
     ("plugin", "size", "name"),
     [
-        pytest.param(plugin, size, name, marks=() if size == 2 or (size, plugin) in UNEVEN else pytest.mark.slow)
+        pytest.param(plugin, size, name, marks=() if size == 2 else pytest.mark.slow)
         for plugin in PLUGINS
         for size in (1, 2, 3)
         for name in NAMES[plugin]

@@ -142,7 +142,7 @@ def alone(name: str, num_parts: int) -> dict[str, Any]:
     return {"losses": losses, "norms": norms, "parameters": dict(model.named_parameters(remove_duplicate=False))}
 
 
-IN_GATE = ("pp2-v", "tp2-pp2", "tp2-dp2-zero1", "tp2-split", "sp2-heads", "sp2-ring")
+IN_GATE = ("pp2-v", "tp2-dp2-zero1", "tp2-split", "sp2-heads", "sp2-ring")
 
 
 @pytest.fixture(

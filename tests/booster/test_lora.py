@@ -172,7 +172,12 @@ def expected() -> dict[tuple[str, str | None], dict[str, Any]]:
 
 
 @pytest.mark.parametrize(
-    ("plugin", "size"), [("none", 1), *((plugin, n) for plugin in PLUGINS if plugin != "none" for n in (1, 2, 4))]
+    ("plugin", "size"),
+    [
+        ("none", 1),
+        *((plugin, 2) for plugin in PLUGINS if plugin != "none"),
+        *(pytest.param(plugin, n, marks=pytest.mark.slow) for plugin in PLUGINS if plugin != "none" for n in (1, 4)),
+    ],
 )
 def test_adapters_train_as_by_hand(plugin, size, expected) -> None:
     ranks = run_processes(train_all, size, plugin)

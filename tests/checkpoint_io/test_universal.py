@@ -166,6 +166,7 @@ def test_any_world_goes_on_from_any_other(tmp_path: Path, use_async: bool) -> No
                 assert_all_equal(reached, uninterrupted[name])
 
 
+@pytest.mark.slow
 def test_replicas_of_shards_go_on_too(tmp_path: Path) -> None:
     kinds = [("hybrid", 4), ("zero replicas", 4), ("fsdp", 2), ("none", 1)]
     saved = {f"{kind}-{size}": run_processes(save, size, kind, str(tmp_path))[0] for kind, size in kinds}

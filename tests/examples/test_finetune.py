@@ -98,9 +98,8 @@ def assert_equal_logs(found: list[dict[str, float]], folder: Path) -> None:
         torch.testing.assert_close(*map(torch.tensor, losses), atol=2e-5, rtol=0)
 
 
-@pytest.mark.parametrize(
-    "family", [family if family == "gpt2" else pytest.param(family, marks=pytest.mark.slow) for family in KILLS]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("family", KILLS)
 def test_losses_equal_plain_pytorch_under_every_plugin(family: str, made: Path, tmp_path: Path) -> None:
     cases = CASES | (MORE_CASES if family == "llama" else {})
     runs = [words_of(made / family, tmp_path / name, case) for name, case in cases.items()]

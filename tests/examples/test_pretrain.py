@@ -99,6 +99,7 @@ def test_every_family_learns_as_in_one_process_under_every_plugin(source, tmp_pa
     assert len({event["name"] for event in json.loads(traces[1].read_text())["traceEvents"]}) > 50
 
 
+@pytest.mark.slow
 def test_a_killed_run_goes_on_under_another_plugin(source, tmp_path) -> None:
     folder, data = source
     words = [*data["bert"], "--save-every", "2", "--resume", *words_of("bert"), str(tmp_path / "run")]

@@ -2,6 +2,7 @@
 """Schedules as data: all of ours end on any backend, and planted faults are found."""
 
 from itertools import product
+from typing import Any
 
 import pytest
 
@@ -36,7 +37,13 @@ def shared_among(placement: StagePlacement) -> list[SharedParameter]:
     return [SharedParameter(tuple(f"{place}.{stage}" for stage in each), each) for place, each in enumerate(found)]
 
 
-@pytest.mark.parametrize(("style", "size"), list(product(SCHEDULES, RANKS)))
+def cases() -> list[Any]:
+    return [
+        pytest.param(style, size, marks=pytest.mark.slow if size > 6 else ()) for style in SCHEDULES for size in RANKS
+    ]
+
+
+@pytest.mark.parametrize(("style", "size"), cases())
 def test_every_schedule_ends_even_if_each_send_waits_for_its_receive(style, size) -> None:
     for chunks, number in product(CHUNKS[style], numbers_for(style, size)):
         placement = StagePlacement(size, chunks, is_v=style == "zbv")

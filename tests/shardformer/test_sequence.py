@@ -72,7 +72,7 @@ def train(world: str, attention: str) -> dict[str, dict[str, Any]]:
     return found
 
 
-IN_GATE = [("split_gather", "sdpa"), ("all_to_all", "sdpa")]  # the equality matrix has all modes
+IN_GATE = [("all_to_all", "sdpa")]  # the equality matrix has all modes
 OTHERS = [*((world, "sdpa") for world in WORLDS if (world, "sdpa") not in IN_GATE), ("all_to_all", "eager")]
 
 
