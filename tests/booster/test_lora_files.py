@@ -89,7 +89,15 @@ def load(plugin: str, folder: Path) -> tuple[torch.Tensor, list[float], list[flo
     return outputs, losses, run(booster, model, optimizer, 2)
 
 
-WORLDS = [("none", 1), *((plugin, size) for plugin in ("ddp", "fsdp") for size in (1, 2, 4)), ("zero", 2)]
+WORLDS = [
+    ("none", 1),
+    *(
+        pytest.param(plugin, size, marks=() if size == 2 else pytest.mark.slow)
+        for plugin in ("ddp", "fsdp")
+        for size in (1, 2, 4)
+    ),
+    ("zero", 2),
+]
 
 
 def mean(losses: list[list[float]]) -> torch.Tensor:

@@ -125,7 +125,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("mode", NAME_OF)
+@pytest.mark.parametrize("mode", ["1d", "2d", *(pytest.param(each, marks=pytest.mark.slow) for each in ("2.5d", "3d"))])
 def test_models_equal_one_process(mode, case) -> None:
     build, loss_of = CASES[case]
     serial = redraw(build())

@@ -82,11 +82,16 @@ def check_axes(plugin: Plugin, mesh: ParallelMesh, model: nn.Module) -> None:
 
 def check_parts(parts: Parts) -> None:
     """Reject parts that do not belong together, which would otherwise train silently wrong."""
-    if isinstance(unwrap_compiled(parts.model), ModelWrapper) or isinstance(parts.optimizer, OptimizerWrapper):
+    is_boosted = isinstance(unwrap_compiled(parts.model), ModelWrapper)
+    if is_boosted or isinstance(parts.optimizer, OptimizerWrapper):
+        combined = (
+            " Several optimizers of one model are boosted together, as colossal.nn.optimizer.CombinedOptimizer("
+            "*optimizers)."
+        )
+        is_second = is_boosted and not isinstance(parts.optimizer, OptimizerWrapper | None)
         raise ConfigError(
             "boost takes a plain model and a plain optimizer. Found one that is boosted already. "
-            "Boost once; pass model.unwrap() and optimizer.unwrap() to boost again. Several optimizers of one model "
-            "are boosted together, as colossal.nn.optimizer.CombinedOptimizer(*optimizers)."
+            "Boost once; pass model.unwrap() and optimizer.unwrap() to boost again." + combined * is_second
         )
     given: Any = parts.optimizer
     if isinstance(given, list | tuple):

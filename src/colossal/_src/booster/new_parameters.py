@@ -1,11 +1,31 @@
 """Parameters that came into a model after it was boosted."""
 
+from functools import cache
 from weakref import ref
 
 from torch import nn
+from torch.nn.modules.module import (
+    register_module_module_registration_hook,
+    register_module_parameter_registration_hook,
+)
 
 from colossal._src.interface import ModelWrapper, OptimizerWrapper, unwrap_model
 from colossal.errors import ConfigError
+
+
+class _Registrations:
+    """Counts what modules have been given, so that steps need not look at all parameters of a model."""
+
+    number = 0
+
+
+@cache
+def _watch() -> None:
+    def note(*_registered: object) -> None:
+        _Registrations.number += 1
+
+    register_module_module_registration_hook(note)
+    register_module_parameter_registration_hook(note)
 
 
 def refuse_new_parameters(model: ModelWrapper, optimizer: OptimizerWrapper) -> None:
@@ -13,14 +33,19 @@ def refuse_new_parameters(model: ModelWrapper, optimizer: OptimizerWrapper) -> N
     known = frozenset(unwrap_model(model).parameters())
     # not the objects, which would keep each other alive
     owner, updater = ref(model), ref(optimizer)
+    _watch()
+    seen = -1
 
     def check() -> None:
+        nonlocal seen
         wrapper, wrapped = owner(), updater()
-        if wrapper is None or wrapped is None:
+        if seen == _Registrations.number or wrapper is None or wrapped is None:
             return
         others = {name: each for name, each in unwrap_model(wrapper).named_parameters() if each not in known}
         if others:
             _refuse(others, wrapped)
+        else:
+            seen = _Registrations.number
 
     optimizer.register_step_check(check)
 
