@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 import torch
 from equality import assert_equal
-from families import build
 from float64 import KeepFloat64
+from plugins import plugins
+from small_models import BATCHES, DIVIDING, batch_of, loss_of, net
 from torch import distributed as dist
 from torch import nn
 from torch.optim import lr_scheduler as schedules
@@ -21,34 +22,12 @@ from torch.optim.swa_utils import SWALR
 from transformers import get_cosine_schedule_with_warmup
 
 from colossal.booster import Booster
-from colossal.booster.plugin import (
-    GeminiPlugin,
-    HybridParallelPlugin,
-    LowLevelZeroPlugin,
-    Plugin,
-    TorchDDPPlugin,
-    TorchFSDPPlugin,
-)
+from colossal.booster.plugin import GeminiPlugin, HybridParallelPlugin, LowLevelZeroPlugin
 from colossal.errors import ConfigError, UnsupportedError
 from colossal.nn.lr_scheduler import CosineAnnealingWarmupLR
 from colossal.testing import run_processes
 
-HYBRID = partial(HybridParallelPlugin, precision="fp32")
-DATA_PARALLEL: dict[str, Callable[[], Plugin]] = {
-    "DDP": TorchDDPPlugin,
-    "FSDP": TorchFSDPPlugin,
-    "ZeRO-1": partial(LowLevelZeroPlugin, precision="fp32"),
-    "ZeRO-2": partial(LowLevelZeroPlugin, precision="fp32", stage=2),
-    "Gemini": partial(GeminiPlugin, precision="fp32"),
-    "Hybrid": partial(HYBRID, 1, 1),
-    "Hybrid, ZeRO-1": partial(HYBRID, 1, 1, zero_stage=1),
-}
-PARTS: dict[str, Callable[[], Plugin]] = {
-    "tp2": partial(HYBRID, 2, 1),
-    "Gemini, tp2": partial(GeminiPlugin, precision="fp32", tp_size=2),
-    "pp2": partial(HYBRID, 1, 2, num_microbatches=2),
-}
-PLUGINS = DATA_PARALLEL | PARTS
+PLUGINS = plugins("DDP", "FSDP", "ZeRO-1", "ZeRO-2", "Gemini", "Hybrid", "Hybrid with ZeRO-1", *DIVIDING)
 SCHEDULES: dict[str, Callable[[Any], Any]] = {
     "cosine": lambda optimizer: schedules.CosineAnnealingLR(optimizer, 4),
     "one cycle, which moves the momentum": lambda optimizer: schedules.OneCycleLR(optimizer, 0.5, total_steps=6),
@@ -60,18 +39,6 @@ SCHEDULES: dict[str, Callable[[Any], Any]] = {
     "transformers": lambda optimizer: get_cosine_schedule_with_warmup(optimizer, 1, 4),
     "own": lambda optimizer: CosineAnnealingWarmupLR(optimizer, total_steps=5, warmup_steps=2),
 }
-BATCHES = torch.randn(4, 8, 6, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
-IDS = (torch.arange(48) * 7 % 31).view(2, 4, 6)
-
-
-def net(plugin: str) -> Any:
-    if plugin in PARTS:
-        return build("llama").double()
-    model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 2)).double()
-    with torch.no_grad():
-        for number, parameter in enumerate(model.parameters()):
-            parameter.copy_(torch.linspace(-0.6, 0.5, parameter.numel()).view_as(parameter).roll(number, 0))
-    return model
 
 
 def sgd(model: nn.Module) -> torch.optim.Optimizer:
@@ -87,22 +54,12 @@ def boosted(plugin: str, **options: Any) -> tuple[Booster, Any, Any]:
     return booster, model, optimizer
 
 
-def loss_of(model: Any, batch: Any) -> torch.Tensor:
-    return model(**batch).loss if isinstance(batch, dict) else model(batch).square().mean()
-
-
-def batch_of(plugin: str, step: int) -> Any:
-    if plugin in PARTS:
-        return {"input_ids": IDS[step % 2], "labels": IDS[step % 2]}
-    return BATCHES[step]
-
-
 def train(booster: Any, plugin: str, model: Any, optimizer: Any, schedule: Any, steps: Any) -> None:
     for step in steps:
         batch = batch_of(plugin, step)
         if booster is None:
             loss_of(model, batch).backward()
-        elif plugin in PARTS:
+        elif plugin in DIVIDING:
             booster.execute_pipeline(iter([batch]), model, lambda outputs, _: outputs.loss, optimizer)
         else:
             for half in batch.chunk(dist.get_world_size())[dist.get_rank()].chunk(2):  # accumulated
@@ -154,12 +111,12 @@ def compare(kinds: list[tuple[str, str]], folder: Path) -> None:
         for name, value in model.state_dict().items():
             if name in rank[plugin, kind]:  # a tied one may be in files once
                 assert_equal(rank[plugin, kind][name], value, f"{plugin}, {kind}, {name}")
-        assert "lm_head.weight" in rank[plugin, kind] or plugin not in PARTS
+        assert "lm_head.weight" in rank[plugin, kind] or plugin not in DIVIDING
 
 
 def test_schedules_of_the_boosted_optimizer_train_and_resume_as_in_one_process(tmp_path: Path) -> None:
     compare(
-        list(zip(("DDP", "ZeRO-2", "Gemini", "tp2", "pp2", "Hybrid, ZeRO-1", "ZeRO-1"), SCHEDULES, strict=True)),
+        list(zip(("DDP", "ZeRO-2", "Gemini", "tp2", "pp2", "Hybrid with ZeRO-1", "ZeRO-1"), SCHEDULES, strict=True)),
         tmp_path,
     )
 
@@ -211,7 +168,7 @@ def use_grad_scaler(_: None) -> dict[str, Any]:
         _, model, optimizer = boosted(plugin)
         before = copy.deepcopy(optimizer.state_dict()["param_groups"])
         scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
-        rank_loss = loss_of(model, {"input_ids": IDS[0], "labels": IDS[0]} if plugin == "tp2" else BATCHES[0])
+        rank_loss = loss_of(model, batch_of(plugin, 0))
         optimizer.backward(scaler.scale(rank_loss * (torch.inf if dist.get_rank() else 1)))
         try:
             scaler.step(optimizer)

@@ -7,31 +7,17 @@ from typing import Any
 
 import pytest
 import torch
+from plugins import plugins
 from torch import distributed as dist
 from torch import nn
 
 from colossal.booster import Booster
-from colossal.booster.plugin import (
-    GeminiPlugin,
-    HybridParallelPlugin,
-    LowLevelZeroPlugin,
-    TorchDDPPlugin,
-    TorchFSDPPlugin,
-)
+from colossal.booster.plugin import TorchFSDPPlugin
 from colossal.errors import ColossalError, ConfigError, UnsupportedError
 from colossal.testing import run_processes
 
-HYBRID = partial(HybridParallelPlugin, 1, 1, precision="fp32")
-PLUGINS: dict[str, Callable[[], Any]] = {
-    "DDP": TorchDDPPlugin,
-    "FSDP": TorchFSDPPlugin,
-    "FSDP, SHARD_GRAD_OP": partial(TorchFSDPPlugin, sharding_strategy="SHARD_GRAD_OP"),
-    "ZeRO-1": partial(LowLevelZeroPlugin, precision="fp32"),
-    "ZeRO-2": partial(LowLevelZeroPlugin, precision="fp32", stage=2),
-    "Gemini": partial(GeminiPlugin, precision="fp32"),
-    "Hybrid": HYBRID,
-    "Hybrid, ZeRO-1": partial(HYBRID, zero_stage=1),
-}
+PLUGINS = plugins("DDP", "FSDP", "ZeRO-1", "ZeRO-2", "Gemini", "Hybrid", "Hybrid with ZeRO-1")
+PLUGINS |= {"FSDP, SHARD_GRAD_OP": partial(TorchFSDPPlugin, sharding_strategy="SHARD_GRAD_OP")}
 DATA = torch.randn(3, 8, 6, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
 CHANGES: dict[str, Callable[[Any], None]] = {
     "a layer": lambda model: model.__setitem__(2, nn.Linear(8, 2).double()),

@@ -2,7 +2,6 @@
 """Optimizers that make their state when they are built train a sharded model as in one process."""
 
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,21 +10,14 @@ import torch
 from equality import assert_equal
 from families import build
 from float64 import KeepFloat64
+from plugins import plugins
 from torch import distributed as dist
 
 from colossal.booster import Booster
-from colossal.booster.plugin import GeminiPlugin, HybridParallelPlugin
 from colossal.errors import ConfigError
 from colossal.testing import run_processes
 
-HYBRID = partial(HybridParallelPlugin, precision="fp32")
-PLUGINS: dict[str, Callable[[], Any]] = {
-    "tp2": partial(HYBRID, 2, 1),
-    "pp2": partial(HYBRID, 1, 2, num_microbatches=2),
-    "Gemini, tp2": partial(GeminiPlugin, precision="fp32", tp_size=2),
-    "dp2": partial(HYBRID, 1, 1),
-    "dp2, ZeRO-1": partial(HYBRID, 1, 1, zero_stage=1),
-}
+PLUGINS = plugins("tp2", "pp2", "Gemini, tp2", "Hybrid", "Hybrid with ZeRO-1")
 IDS = (torch.arange(48) * 7 % 31).view(2, 4, 6)
 
 
@@ -62,7 +54,7 @@ def train(plugin: str, booster: Any, model: Any, optimizer: Any, steps: range) -
         if booster is None:
             model(**batch).loss.backward()
         else:
-            if plugin.startswith("dp2"):
+            if plugin.startswith("Hybrid"):
                 batch = {name: value.chunk(2)[dist.get_rank()] for name, value in batch.items()}
             booster.execute_pipeline(iter([batch]), model, lambda outputs, _: outputs.loss, optimizer)
         optimizer.step()

@@ -9,72 +9,29 @@ from typing import Any
 import pytest
 import torch
 from equality import assert_equal
-from families import build
 from float64 import KeepFloat64
+from plugins import plugins
+from small_models import BATCHES, DIVIDING, batch_of, loss_of, net
 from torch import distributed as dist
 from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from colossal.booster import Booster
-from colossal.booster.plugin import (
-    GeminiPlugin,
-    HybridParallelPlugin,
-    LowLevelZeroPlugin,
-    TorchDDPPlugin,
-    TorchFSDPPlugin,
-)
+from colossal.booster.plugin import LowLevelZeroPlugin
 from colossal.errors import UnsupportedError
 from colossal.testing import run_processes
 
-HYBRID = partial(HybridParallelPlugin, precision="fp32")
-PARTS = {
-    "tp2": partial(HYBRID, 2, 1),
-    "pp2": partial(HYBRID, 1, 2, num_microbatches=2),
-    "Gemini, tp2": partial(GeminiPlugin, precision="fp32", tp_size=2),
-}
-COPIED = {
-    "DDP": TorchDDPPlugin,
-    "ZeRO-1": partial(LowLevelZeroPlugin, precision="fp32"),
-    "ZeRO-2": partial(LowLevelZeroPlugin, precision="fp32", stage=2),
-    "Hybrid": partial(HYBRID, 1, 1),
-    "Hybrid, ZeRO-1": partial(HYBRID, 1, 1, zero_stage=1),
-    "tp2": PARTS["tp2"],
-    "pp2": PARTS["pp2"],
-}
-REFUSED = {
-    "FSDP": TorchFSDPPlugin,
-    "Gemini": partial(GeminiPlugin, precision="fp32"),
-    "Gemini, tp2": PARTS["Gemini, tp2"],
-    "ZeRO-1, overlapped": partial(LowLevelZeroPlugin, precision="fp32", overlap_allgather=True),
-}
-BATCHES = torch.randn(3, 8, 6, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
-IDS = (torch.arange(48) * 7 % 31).view(2, 4, 6)
+COPIED = plugins("DDP", "ZeRO-1", "ZeRO-2", "Hybrid", "Hybrid with ZeRO-1", "tp2", "pp2")
+REFUSED = plugins("FSDP", "Gemini", "Gemini, tp2")
+REFUSED |= {"ZeRO-1, overlapped": partial(LowLevelZeroPlugin, precision="fp32", overlap_allgather=True)}
 DECAY = 0.5
-
-
-def net(plugin: str) -> Any:
-    if plugin in PARTS:
-        return build("llama").double()
-    model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 2)).double()
-    with torch.no_grad():
-        for number, parameter in enumerate(model.parameters()):
-            parameter.copy_(torch.linspace(-0.6, 0.5, parameter.numel()).view_as(parameter).roll(number, 0))
-    return model
-
-
-def batch_of(plugin: str, step: int) -> Any:
-    return {"input_ids": IDS[step % 2], "labels": IDS[step % 2]} if plugin in PARTS else BATCHES[step]
-
-
-def loss_of(model: Any, batch: Any) -> torch.Tensor:
-    return model(**batch).loss if isinstance(batch, dict) else model(batch).square().mean()
 
 
 def train_step(plugin: str, booster: Any, model: Any, optimizer: Any, step: int) -> None:
     batch = batch_of(plugin, step)
     if booster is None:
         loss_of(model, batch).backward()
-    elif plugin in PARTS:
+    elif plugin in DIVIDING:
         booster.execute_pipeline(iter([batch]), model, lambda outputs, _: outputs.loss, optimizer)
     else:
         booster.backward(loss_of(model, batch.chunk(2)[dist.get_rank()]), optimizer)
@@ -150,7 +107,7 @@ def test_averages_of_weights_are_those_of_one_process(plugins: tuple[str, ...], 
     alone = {plugin: expected(plugin) for plugin in ("DDP", "tp2")}
     for copied, refused in run_processes(run_all, 2, plugins, str(tmp_path)):
         for plugin, (average, model, loss) in copied.items():
-            wanted = alone["tp2" if plugin in PARTS else "DDP"]
+            wanted = alone["tp2" if plugin in DIVIDING else "DDP"]
             for files, state in ((average, wanted[0]), (model, wanted[1])):
                 found = {name: value for file in files for name, value in file.items()}
                 assert found.keys() == state.keys(), plugin
@@ -159,7 +116,7 @@ def test_averages_of_weights_are_those_of_one_process(plugins: tuple[str, ...], 
             assert loss is None or abs(loss - wanted[2]) < 1e-12, plugin
         for plugin, (messages, average) in refused.items():
             assert all("state_dict(only_rank_0=False)" in message for message in messages)
-            for name, value in alone["tp2" if plugin in PARTS else "DDP"][0].items():
+            for name, value in alone["tp2" if plugin in DIVIDING else "DDP"][0].items():
                 assert_equal(average[name], value, f"{plugin}, {name}")
 
 

@@ -1,38 +1,22 @@
 # pyright: reportArgumentType=false, reportCallIssue=false
 """Parameters that a pass does not use, second backward passes, and models that train later, are right or refused."""
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from equality import assert_equal
+from plugins import plugins
 from torch import distributed as dist
 from torch import nn
 
 from colossal.booster import Booster
-from colossal.booster.plugin import (
-    GeminiPlugin,
-    HybridParallelPlugin,
-    LowLevelZeroPlugin,
-    TorchDDPPlugin,
-    TorchFSDPPlugin,
-)
 from colossal.errors import ColossalError, UnsupportedError
 from colossal.testing import run_processes
 
-HYBRID = partial(HybridParallelPlugin, 1, 1, precision="fp32")
-PLUGINS: dict[str, Callable[[], Any]] = {
-    "DDP": TorchDDPPlugin,
-    "DDP, find": partial(TorchDDPPlugin, find_unused_parameters=True),
-    "FSDP": TorchFSDPPlugin,
-    "ZeRO-1": partial(LowLevelZeroPlugin, precision="fp32"),
-    "ZeRO-2": partial(LowLevelZeroPlugin, precision="fp32", stage=2),
-    "Gemini": partial(GeminiPlugin, precision="fp32"),
-    "Hybrid": HYBRID,
-    "Hybrid, find": partial(HYBRID, find_unused_parameters=True),
-}
+PLUGINS = plugins("DDP", "FSDP", "ZeRO-1", "ZeRO-2", "Gemini", "Hybrid")
+PLUGINS |= {f"{name}, find": partial(PLUGINS[name], find_unused_parameters=True) for name in ("DDP", "Hybrid")}
 DATA = torch.randn(3, 8, 6, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
 FACTORS = {"one": ((1, 1), (1, 0)), "none": ((1, 0), (1, 0)), "other": ((1, 0), (0, 1)), "all": ((1, 1), (1, 1))}
 """How each of two ranks weights two branches: 0 leaves one out, but for `is_called`."""
@@ -102,6 +86,10 @@ def fail(plugin: str, kind: str) -> tuple[str, str]:
     except (ColossalError, RuntimeError) as error:
         return type(error).__name__, " ".join([str(error), *getattr(error, "__notes__", ())])
     return "", ""
+
+
+def test_one_rank_has_nothing_to_reduce() -> None:
+    assert run_processes(fail, 1, "DDP", "none") == [("", "")]
 
 
 @pytest.mark.parametrize(

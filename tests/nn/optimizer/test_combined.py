@@ -3,7 +3,6 @@
 
 import copy
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,35 +11,18 @@ import torch
 from equality import assert_equal
 from families import build
 from float64 import KeepFloat64
+from plugins import plugins
 from torch import distributed as dist
 from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
 
 from colossal.booster import Booster
-from colossal.booster.plugin import (
-    GeminiPlugin,
-    HybridParallelPlugin,
-    LowLevelZeroPlugin,
-    TorchDDPPlugin,
-    TorchFSDPPlugin,
-)
 from colossal.errors import ConfigError, UnsupportedError
 from colossal.nn.optimizer import CombinedOptimizer
 from colossal.testing import fake_world, run_processes
 
-HYBRID = partial(HybridParallelPlugin, precision="fp32")
-PLUGINS: dict[str, Callable[[], Any]] = {
-    "DDP": TorchDDPPlugin,
-    "pp2": partial(HYBRID, 1, 2, num_microbatches=2),
-    "dp2": partial(HYBRID, 1, 1),
-    "FSDP": TorchFSDPPlugin,
-    "ZeRO-1": partial(LowLevelZeroPlugin, precision="fp32"),
-    "ZeRO-2": partial(LowLevelZeroPlugin, precision="fp32", stage=2),
-    "Gemini": partial(GeminiPlugin, precision="fp32"),
-    "tp2": partial(HYBRID, 2, 1),
-    "Gemini, tp2": partial(GeminiPlugin, precision="fp32", tp_size=2),
-}
-WHOLE_MATRICES = ("DDP", "pp2", "dp2")
+PLUGINS = plugins("DDP", "pp2", "Hybrid", "FSDP", "ZeRO-1", "ZeRO-2", "Gemini", "tp2", "Gemini, tp2")
+WHOLE_MATRICES = ("DDP", "pp2", "Hybrid")
 IDS = (torch.arange(48) * 7 % 31).view(2, 4, 6)
 
 
@@ -100,7 +82,7 @@ def run_all(cases: list[tuple[str, Any]], folder: str) -> None:
 FAST = [("pp2", muon_and_adamw), ("ZeRO-1", sgd_and_adamw)]
 OTHERS = [
     ("DDP", muon_and_adamw),
-    ("dp2", muon_and_adamw),
+    ("Hybrid", muon_and_adamw),
     *((plugin, sgd_and_adamw) for plugin in PLUGINS if plugin != "ZeRO-1"),
 ]
 

@@ -11,7 +11,6 @@ import torch
 
 from colossal._src.checkpoint_io.checkpoint_group import CheckpointGroup
 from colossal._src.checkpoint_io.index_and_names import listing
-from colossal._src.checkpoint_io.replica_check import replica_checksums, warn_of_different_replicas
 from colossal._src.checkpoint_io.safetensors_file import split_blocks
 from colossal._src.tensor import FlatLayout, Layout, Region, RegionLayout, layout_of, local_regions_of
 from colossal.errors import CheckpointError, ConfigError
@@ -185,6 +184,8 @@ def agree(writers: CheckpointGroup, collect_content: Callable[[], Content]) -> C
     Communication: all_gather_object, the writers, 16 bytes for each replicated tensor of a rank; and once more, a few
     hundred bytes for each tensor, if the ranks hold different ones.
     """
+    from colossal._src.checkpoint_io.replica_check import replica_checksums, warn_of_different_replicas
+
     contents: list[Content] = []
 
     def describe() -> tuple[str, dict[int, int]]:

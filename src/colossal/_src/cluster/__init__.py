@@ -15,16 +15,25 @@ from colossal._src.cluster.launch import (
     launch_from_slurm,
     launch_from_torch,
 )
-from colossal._src.cluster.link_cost import LINK_OPS, AxisCost, Link, LinkCost, LinkOp, LinkOrigin
 from colossal._src.cluster.mesh import ParallelMesh, ambient_mesh, current_mesh
 from colossal._src.cluster.tp_grid import TENSOR_PARALLEL_MODES, TensorParallelMode, make_tp_grid
 
 if TYPE_CHECKING:
     from colossal._src.cluster.fake import fake_world, serve_accelerator
+    from colossal._src.cluster.link_cost import (
+        ENVIRONMENT_VARIABLE,
+        LINK_OPS,
+        AxisCost,
+        Link,
+        LinkCost,
+        LinkOp,
+        LinkOrigin,
+        collective_cost_factors,
+        link_cost_from_environment,
+    )
     from colossal._src.cluster.link_timing import measure_link_cost
 
 from colossal._src.cluster.context_var import InheritedContextVar
-from colossal._src.cluster.link_cost import ENVIRONMENT_VARIABLE, collective_cost_factors, link_cost_from_environment
 from colossal._src.cluster.mesh import set_ambient_mesh
 from colossal._src.cluster.rendezvous import WorldSpec, form_world, wait_for_all
 from colossal._src.cluster.timeouts import call_within
@@ -75,6 +84,13 @@ __all__ = [
 
 
 _LAZY_IMPORTS = {  # which few programs need
+    **dict.fromkeys(
+        (
+            *("ENVIRONMENT_VARIABLE", "LINK_OPS", "AxisCost", "Link", "LinkCost", "LinkOp", "LinkOrigin"),
+            *("collective_cost_factors", "link_cost_from_environment"),
+        ),
+        "colossal._src.cluster.link_cost",
+    ),
     "fake_world": "colossal._src.cluster.fake",
     "measure_link_cost": "colossal._src.cluster.link_timing",
     "serve_accelerator": "colossal._src.cluster.fake",

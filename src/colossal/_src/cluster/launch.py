@@ -14,7 +14,6 @@ from torch import distributed as dist
 from colossal._src.cluster.backends import check_backend, is_default
 from colossal._src.cluster.config import ConfigSource, config_may_come_first, read_config, set_current_config
 from colossal._src.cluster.config_mesh import form_own_mode, mesh_options
-from colossal._src.cluster.link_cost import link_cost_from_environment
 from colossal._src.cluster.mesh import DEFAULT_TIMEOUT_SECONDS, ParallelMesh, set_ambient_mesh
 from colossal._src.cluster.process_spec import ProcessSpec
 from colossal._src.cluster.rendezvous import (
@@ -285,6 +284,8 @@ def _join(member: ProcessSpec | None, options: _Options) -> ParallelMesh:
             f"A process joins one job. Found that it is rank {dist.get_rank()} of {dist.get_world_size()} already. "
             "Launch once, or call torch.distributed.destroy_process_group() in between."
         )
+    from colossal._src.cluster.link_cost import link_cost_from_environment
+
     seconds, link_cost = _check_timeout(options.timeout_seconds), link_cost_from_environment()
     config = None if options.config is None else read_config(options.config)
     sizes = {} if config is None else mesh_options(config, 1 if member is None else member.world_size)

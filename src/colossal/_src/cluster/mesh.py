@@ -9,7 +9,7 @@ from contextvars import Token
 from datetime import timedelta
 from pathlib import Path
 from types import TracebackType
-from typing import Self, TypeVar, cast, final
+from typing import TYPE_CHECKING, Self, TypeVar, cast, final
 
 import torch
 from torch import distributed as dist
@@ -17,10 +17,12 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from colossal._src.cluster.axes import AXES, Axis, MeshAxis
 from colossal._src.cluster.context_var import InheritedContextVar
-from colossal._src.cluster.link_cost import ENVIRONMENT_VARIABLE, LinkCost, link_cost_from_environment
 from colossal._src.cluster.tp_grid import TensorParallelMode, make_tp_grid
 from colossal.accelerator import Accelerator, get_accelerator
 from colossal.errors import MeshError
+
+if TYPE_CHECKING:
+    from colossal._src.cluster.link_cost import LinkCost
 
 DEFAULT_TIMEOUT_SECONDS = 600.0
 
@@ -93,7 +95,7 @@ class ParallelMesh:
         device: str | None = None,
         local_rank: int | None = None,
         timeout_seconds: float | None = None,
-        link_cost: LinkCost | str | Path | None = None,
+        link_cost: "LinkCost | str | Path | None" = None,
         dp_outside: bool = False,
     ) -> None:
         if not dist.is_initialized():
@@ -351,8 +353,10 @@ def _arrange(shape: Mapping[MeshAxis, int], dp_outside: bool) -> torch.Tensor:
 
 
 def _find_link_cost(
-    given: LinkCost | str | Path | None, inherited: LinkCost | None, accelerator: Accelerator
-) -> LinkCost | None:
+    given: "LinkCost | str | Path | None", inherited: "LinkCost | None", accelerator: Accelerator
+) -> "LinkCost | None":
+    from colossal._src.cluster.link_cost import ENVIRONMENT_VARIABLE, LinkCost, link_cost_from_environment
+
     if given is not None:
         costs = given if isinstance(given, LinkCost) else LinkCost.load(given)
     else:

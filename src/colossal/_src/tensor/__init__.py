@@ -51,17 +51,23 @@ from colossal._src.tensor.placement import (
 )
 from colossal._src.tensor.region import Region, RegionLayout
 from colossal._src.tensor.relayout import relayout
-from colossal._src.tensor.relayout_path import LayoutPath, greedy_path, plan_relayout
-from colossal._src.tensor.relayout_step import RelayoutStep, layout_difference, one_step_layouts
 from colossal._src.tensor.replaced import carry_over_attributes, carry_over_hooks, refuse_gradient_hooks
 from colossal._src.tensor.shard import shard, unshard
 
 if TYPE_CHECKING:
     from colossal._src.tensor.collected_outputs import refuse_collected_outputs
     from colossal._src.tensor.kv_cache import configs_with_cache, stop_caching
+    from colossal._src.tensor.relayout_path import LayoutPath, greedy_path, plan_relayout
+    from colossal._src.tensor.relayout_step import RelayoutStep, layout_difference, one_step_layouts
 
 _MODULE_OF = {
+    "LayoutPath": "colossal._src.tensor.relayout_path",
+    "RelayoutStep": "colossal._src.tensor.relayout_step",
     "configs_with_cache": "colossal._src.tensor.kv_cache",
+    "greedy_path": "colossal._src.tensor.relayout_path",
+    "layout_difference": "colossal._src.tensor.relayout_step",
+    "one_step_layouts": "colossal._src.tensor.relayout_step",
+    "plan_relayout": "colossal._src.tensor.relayout_path",
     "refuse_collected_outputs": "colossal._src.tensor.collected_outputs",
     "stop_caching": "colossal._src.tensor.kv_cache",
 }  # which few programs need

@@ -3,7 +3,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.nn.functional import pad
@@ -11,9 +11,10 @@ from torch.nn.functional import pad
 from colossal._src.cluster import ParallelMesh, current_mesh
 from colossal._src.comm import Channel, chunk_bounds
 from colossal._src.tensor.layout import Layout
-from colossal._src.tensor.relayout_path import plan_relayout
-from colossal._src.tensor.relayout_step import RelayoutStep
 from colossal.errors import MeshError, ShapeError
+
+if TYPE_CHECKING:
+    from colossal._src.tensor.relayout_step import RelayoutStep
 
 
 def relayout(tensor: torch.Tensor, source: Layout, target: Layout, mesh: ParallelMesh | None = None) -> torch.Tensor:
@@ -62,6 +63,8 @@ def relayout(tensor: torch.Tensor, source: Layout, target: Layout, mesh: Paralle
         )
     if source == target:
         return tensor
+    from colossal._src.tensor.relayout_path import plan_relayout
+
     plan_relayout(source, target, tensor.itemsize, mesh.link_cost)  # which checks both, before anything is sent
     walk = _Conversion(source, target, mesh, tuple(Channel(axis, mesh) for axis in source.axes))
     result = _Convert.apply(tensor, walk)
@@ -81,6 +84,8 @@ class _Conversion:
         return _Conversion(source, target, self._mesh, self._channels)
 
     def __call__(self, tensor: torch.Tensor) -> torch.Tensor:
+        from colossal._src.tensor.relayout_path import plan_relayout
+
         path = plan_relayout(self._source, self._target, tensor.itemsize, self._mesh.link_cost)
         place = self._source.coordinate_of(self._mesh.global_rank)
         for i, step in enumerate(path.steps):
@@ -110,7 +115,7 @@ class _StepRunner:
     """
 
     def __init__(
-        self, step: RelayoutStep, before: Layout, after: Layout, place: Sequence[int], channel: Channel
+        self, step: "RelayoutStep", before: Layout, after: Layout, place: Sequence[int], channel: Channel
     ) -> None:
         self._step, self._size, self._index = step, before.grid[step.axis], place[step.axis]
         self._channel = channel
