@@ -7,6 +7,7 @@ from typing import Any, final
 from weakref import ref
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -109,7 +110,7 @@ class ReplicatedModel:
 
     def check_reduced(self) -> None:
         """Refuse a step by gradients that still are those of this rank, as others of their bucket never came."""
-        if self._ddp is None or self._ddp.process_group.size() == 1 or self._is_reduced():
+        if self._ddp is None or dist.get_world_size(self._ddp.process_group) == 1 or self._is_reduced():
             return
         names = {parameter: name for name, parameter in unwrap_model(self._model).named_parameters()}
         unused = [names.get(each, "one") for each in self._parameters if each.requires_grad and each.grad is None]
