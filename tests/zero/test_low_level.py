@@ -19,7 +19,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from colossal._src.comm import Partition
-from colossal._src.zero import ZeroConfig, ZeroShards, shard_optimizer
+from colossal._src.zero import Partitions, ZeroConfig, ZeroShards, shard_optimizer
 from colossal.cluster import ParallelMesh
 from colossal.comm import CommCounter
 from colossal.errors import ConfigError, MeshError, UnsupportedError
@@ -87,9 +87,8 @@ def boost(
     model: nn.Module, make: Callable[..., Any], size: int, replicas: int = 1, **options: Any
 ) -> tuple[Any, Any, Partition]:
     mesh = ParallelMesh(dp=size)
-    partition = Partition(*mesh.blocks("dp", size // replicas)) if replicas > 1 else Partition(mesh.group("dp"))
-    model = copy.deepcopy(model)
-    return model, shard_optimizer(model, make(model.parameters()), partition, ZeroConfig(**options)), partition
+    partitions, model = Partitions(mesh, extra_dp_size=replicas), copy.deepcopy(model)
+    return model, shard_optimizer(model, make(model.parameters()), partitions, ZeroConfig(**options)), partitions.over()
 
 
 def own_rows(batch: torch.Tensor, size: int) -> torch.Tensor:
@@ -316,7 +315,7 @@ def grow(size: int, model: nn.Module, added: nn.Module, stage: int) -> list[torc
     model, added = copy.deepcopy(model), copy.deepcopy(added)
     both = nn.Sequential(model, added)
     mesh = ParallelMesh(dp=size)
-    optimizer = shard_optimizer(both, AdamW(model.parameters()), Partition(mesh.group("dp")), ZeroConfig(stage=stage))
+    optimizer = shard_optimizer(both, AdamW(model.parameters()), Partitions(mesh), ZeroConfig(stage=stage))
     for step, batch in enumerate(BATCHES):
         if step == 2:
             optimizer.add_param_group({"params": list(added.parameters()), "lr": 0.1})
@@ -399,7 +398,7 @@ def resume_from_state(size: int, model: nn.Module) -> dict[str, torch.Tensor]:
         loss_of(model, batch).backward()
         optimizer.step()
     optimizer.zero_grad()
-    wrapper = shard_optimizer(model, optimizer, Partition(ParallelMesh(dp=size).group("dp")), ZeroConfig())
+    wrapper = shard_optimizer(model, optimizer, Partitions(ParallelMesh(dp=size)), ZeroConfig())
     for batch in BATCHES[2:]:
         wrapper.zero_grad()
         wrapper.backward(loss_of(model, own_rows(batch, size)))

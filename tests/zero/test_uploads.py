@@ -9,9 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-from colossal._src.comm import Partition
 from colossal._src.nn.optimizer import adam
-from colossal._src.zero import Bucket, ZeroConfig, shard_optimizer
+from colossal._src.zero import Bucket, Partitions, ZeroConfig, shard_optimizer
 from colossal.cluster import ParallelMesh
 from colossal.nn.optimizer import HybridAdam
 from colossal.testing import run_threads
@@ -73,7 +72,7 @@ def train(
     if is_shared:
         mesh = ParallelMesh(dp=torch.distributed.get_world_size())
         config = ZeroConfig(bucket_numel=WIDTH * WIDTH + WIDTH, **options)
-        optimizer = shard_optimizer(model, optimizer, Partition(mesh.group("dp")), config)
+        optimizer = shard_optimizer(model, optimizer, Partitions(mesh), config)
     for batch in BATCHES:
         optimizer.zero_grad()
         loss = (model(batch) ** 2).mean()
@@ -111,7 +110,7 @@ def test_what_is_on_a_disk_goes_after_the_step(notes: list[str], tmp_path: Any) 
 
     def step() -> None:
         mesh = ParallelMesh(dp=1)
-        shards = shard_optimizer(model, optimizer, Partition(mesh.group("dp")), ZeroConfig(bucket_numel=20))
+        shards = shard_optimizer(model, optimizer, Partitions(mesh), ZeroConfig(bucket_numel=20))
         shards.backward(model(BATCHES[0].float()).sum())
         shards.step()
 

@@ -5,8 +5,7 @@ import torch
 from optimizers import CASES, draw
 from torch import nn
 
-from colossal._src.comm import Partition
-from colossal._src.zero import ZeroConfig, shard_optimizer
+from colossal._src.zero import Partitions, ZeroConfig, shard_optimizer
 from colossal.cluster import ParallelMesh
 from colossal.testing import run_threads
 
@@ -27,10 +26,12 @@ def batch(step: int) -> torch.Tensor:
 
 def under_zero(name: str, stage: int) -> list[torch.Tensor]:
     model = model_of()
-    partition = Partition(ParallelMesh().group("dp"))
-    optimizer = shard_optimizer(model, CASES[name].build(list(model.parameters())), partition, ZeroConfig(stage=stage))
+    mesh = ParallelMesh()
+    optimizer = shard_optimizer(
+        model, CASES[name].build(list(model.parameters())), Partitions(mesh), ZeroConfig(stage=stage)
+    )
     for step in range(STEPS):
-        optimizer.backward(model(batch(step).chunk(RANKS)[partition.rank]).square().mean())
+        optimizer.backward(model(batch(step).chunk(RANKS)[mesh.rank("dp")]).square().mean())
         optimizer.step()
         optimizer.zero_grad()
     return [param.detach().clone() for param in model.parameters()]

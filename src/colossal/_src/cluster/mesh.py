@@ -2,19 +2,19 @@
 """The processes of a program, arranged along named axes."""
 
 import copy
-import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextvars import Token
 from datetime import timedelta
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Self, TypeVar, cast, final
+from typing import TYPE_CHECKING, Self, TypeVar, final
 
 import torch
 from torch import distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
+from colossal._src.cluster.arrangement import MeshView, arrange, check_expert_ranks, fit_sizes, integers
 from colossal._src.cluster.axes import AXES, Axis, MeshAxis
 from colossal._src.cluster.context_var import InheritedContextVar
 from colossal._src.cluster.tp_grid import TensorParallelMode, make_tp_grid
@@ -43,6 +43,8 @@ class ParallelMesh:
         dp: Number of data-parallel replicas; by default as many as the other axes leave room for.
         sp: Number of ranks over which a sequence is sharded.
         tp: Number of ranks over which a layer is sharded.
+        ep: Number of ranks over which the experts of a layer are sharded: consecutive ranks of a stage, whatever their
+            places on dp, sp and tp.
         tp_mode: How these are arranged: ``"1d"``, ``"2d"`` (q x q), ``"2.5d"`` (depth x q x q) or ``"3d"`` (q x q x q).
         tp_depth: The depth of a 2.5D grid.
         device: ``"cpu"`` or ``"cuda"``; the device of this process by default.
@@ -90,6 +92,7 @@ class ParallelMesh:
         dp: int | None = None,
         sp: int = 1,
         tp: int = 1,
+        ep: int = 1,
         tp_mode: TensorParallelMode = "1d",
         tp_depth: int | None = None,
         device: str | None = None,
@@ -106,25 +109,30 @@ class ParallelMesh:
         outer = _AMBIENT.get()
         self.world_size = dist.get_world_size()
         self.global_rank = dist.get_rank()
-        self.shape = dict(zip(AXES, _fit_sizes(self.world_size, pp, dp, sp, tp), strict=True))
+        self.shape = dict(zip(AXES, fit_sizes(self.world_size, pp, dp, sp, tp), strict=True))
         self.tp_mode: TensorParallelMode = tp_mode
         self.grid = make_tp_grid(tp, tp_mode, tp_depth)
         self.local_rank = _first(local_rank, outer and outer.local_rank, _environment_rank(), self.global_rank)
         self.timeout_seconds = _first(timeout_seconds, outer and outer.timeout_seconds, DEFAULT_TIMEOUT_SECONDS)
         self.accelerator = get_accelerator(device)
         self.link_cost = _find_link_cost(link_cost, outer and outer.link_cost, self.accelerator)
-        self._set_ranks(_arrange(self.shape, dp_outside))
+        self._num_ep = check_expert_ranks(ep, self.shape)
+        self._set_ranks(arrange(self.shape, dp_outside))
         self._tokens: list[tuple[Token[ParallelMesh | None], ParallelMesh | None]] = []
 
     def _set_ranks(self, ranks: torch.Tensor) -> None:
         """Find this process among all of them, of shape (pp, dp, sp, tp), and form the groups that it is in."""
         self.shape = dict(zip(AXES, ranks.shape, strict=True))
         self._ranks = ranks
-        self.coordinate = dict(zip(AXES, _integers((ranks == self.global_rank).nonzero()[0]), strict=True))
+        self.coordinate = dict(zip(AXES, integers((ranks == self.global_rank).nonzero()[0]), strict=True))
         sizes = {axis: size for axis, size in self.shape.items() if axis != "tp"} | self.grid
-        self._finest = ranks.reshape(*sizes.values())
-        self._place = dict(zip(sizes, _integers((self._finest == self.global_rank).nonzero()[0]), strict=True))
-        self._sizes, self._coordinates = {**self.shape, **self.grid}, {**self.coordinate, **self._place}
+        experts = {"pp": self.shape["pp"], "edp": ranks[0].numel() // self._num_ep, "ep": self._num_ep}
+        self._views = MeshView.of(ranks, sizes, self.global_rank), MeshView.of(ranks, experts, self.global_rank)
+        self._sizes: dict[Axis, int] = {**self.shape}
+        self._coordinates: dict[Axis, int] = {**self.coordinate}
+        for view in self._views:
+            self._sizes |= view.sizes
+            self._coordinates |= view.place
         self.device_mesh = self._form_groups()
         groups: dict[Axis, dist.ProcessGroup] = {axis: self.device_mesh.get_group(axis) for axis in AXES}
         self._groups = groups | {axis: self._form_group(axis) for axis in self.grid if axis != "tp"}
@@ -133,7 +141,8 @@ class ParallelMesh:
         sizes = [f"{axis}={size}" for axis, size in self.shape.items()]
         grid = [] if self.tp_mode == "1d" else [f"tp_mode={self.tp_mode!r}"]
         depth = [f"tp_depth={self.grid['depth']}"] if "depth" in self.grid else []
-        return f"ParallelMesh({', '.join(sizes + grid + depth)})"
+        experts = [] if self._num_ep == 1 else [f"ep={self._num_ep}"]
+        return f"ParallelMesh({', '.join(sizes + grid + depth + experts)})"
 
     def __enter__(self) -> Self:
         self._tokens.append(_AMBIENT.set(self))
@@ -152,7 +161,7 @@ class ParallelMesh:
         """Count the ranks along an axis.
 
         Args:
-            axis: ``"pp"``, ``"dp"``, ``"sp"``, ``"tp"``, or an axis of the grid that the latter is.
+            axis: ``"pp"``, ``"dp"``, ``"sp"``, ``"tp"``, an axis of the grid that the latter is, ``"ep"`` or ``"edp"``.
 
         Returns:
             Their number, at least 1.
@@ -166,7 +175,7 @@ class ParallelMesh:
         """Find this process's place along an axis.
 
         Args:
-            axis: ``"pp"``, ``"dp"``, ``"sp"``, ``"tp"``, or an axis of the grid that the latter is.
+            axis: ``"pp"``, ``"dp"``, ``"sp"``, ``"tp"``, an axis of the grid that the latter is, ``"ep"`` or ``"edp"``.
 
         Returns:
             Its index, from 0.
@@ -180,7 +189,8 @@ class ParallelMesh:
         """List the processes that this one meets along an axis, or along several.
 
         Args:
-            *axes: ``"pp"``, ``"dp"``, ``"sp"``, ``"tp"`` or axes of its grid, each once; the last counts first.
+            *axes: ``"pp"``, ``"dp"``, ``"sp"``, ``"tp"`` or axes of its grid, or ``"edp"`` and ``"ep"``, each
+                once; the last counts first.
 
         Returns:
             The global ranks that differ from this one in their index along these axes only, this one included.
@@ -188,32 +198,42 @@ class ParallelMesh:
         Raises:
             MeshError: There is no such axis, or it is named twice.
         """
-        parts = [each for axis in axes for each in (self.grid if self._check_axis(axis) == "tp" else (axis,))]
+        parts: list[Axis] = []
+        for axis in axes:
+            parts += self.grid if self._check_axis(axis) == "tp" else (axis,)
         if not parts or len(set(parts)) < len(parts):
             raise MeshError(f"Ranks are listed along axes, each named once. Found {axes}. Name each of them once.")
-        index = tuple(slice(None) if name in parts else at for name, at in self._place.items())
-        order = [name for name in self._place if name in parts]
-        return tuple(_integers(self._finest[index].permute([order.index(axis) for axis in parts]).flatten()))
+        view = next((view for view in self._views if view.sizes.keys() >= set(parts)), None)
+        if view is None:
+            raise MeshError(
+                "Ranks are listed along axes of one view of the mesh: ep and edp arrange the ranks of dp, sp and tp "
+                f"anew. Found {axes}. List the ranks of each by itself."
+            )
+        return view.list_along(parts)
 
     def group(self, axis: Axis) -> dist.ProcessGroup:
         """Find the process group of an axis.
 
         Args:
-            axis: ``"pp"``, ``"dp"``, ``"sp"``, ``"tp"``, or an axis of the grid that the latter is.
+            axis: ``"pp"``, ``"dp"``, ``"sp"``, ``"tp"``, an axis of the grid that the latter is, ``"ep"`` or ``"edp"``.
 
         Returns:
             The group of `ranks(axis)`.
 
         Raises:
             MeshError: There is no such axis.
+
+        Communication: none; for ``"ep"`` and ``"edp"`` the first call forms the group, and all of its ranks must call.
         """
-        return self._groups[self._check_axis(axis)]
+        if self._check_axis(axis) not in self._groups:
+            self._groups[axis] = self._form_group(axis)
+        return self._groups[axis]
 
     def blocks(self, axis: Axis, length: int) -> tuple[dist.ProcessGroup, dist.ProcessGroup]:
         """Split an axis into blocks of consecutive ranks.
 
         Args:
-            axis: ``"pp"``, ``"dp"``, ``"sp"``, ``"tp"``, or an axis of the grid that the latter is.
+            axis: ``"pp"``, ``"dp"``, ``"sp"``, ``"tp"``, an axis of the grid that the latter is, ``"ep"`` or ``"edp"``.
             length: Number of ranks in a block; it divides the size of the axis.
 
         Returns:
@@ -320,36 +340,6 @@ def ambient_mesh() -> ParallelMesh | None:
 def set_ambient_mesh(mesh: ParallelMesh | None) -> None:
     """Make `mesh` ambient without a scope: what `launch` does for the life of the program, and undoes with None."""
     _AMBIENT.set(mesh)
-
-
-def _integers(tensor: torch.Tensor) -> list[int]:
-    return cast("list[int]", tensor.tolist())  # whose type depends on the number of dimensions
-
-
-def _fit_sizes(world_size: int, pp: int, dp: int | None, sp: int, tp: int) -> tuple[int, int, int, int]:
-    given = {"pp": pp, "dp": 1 if dp is None else dp, "sp": sp, "tp": tp}
-    for axis, size in given.items():
-        if not isinstance(size, int) or size < 1:  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise MeshError(f"The size of an axis is an integer, at least 1. Found {axis}={size!r}. Pass 1 or more.")
-    taken = math.prod(given.values())
-    if dp is None and world_size % taken == 0:
-        return pp, world_size // taken, sp, tp
-    if taken != world_size:
-        sizes = " x ".join(f"{axis} {size}" for axis, size in given.items() if axis != "dp" or dp is not None)
-        verb, fitting = ("equal", taken) if dp else ("divide", max(1, round(world_size / taken)) * taken)
-        raise MeshError(
-            f"The product of the axes must {verb} the number of processes. Found {sizes} = {taken} "
-            f"in a world of {world_size}. Change a size, or start {fitting} processes."
-        )
-    return pp, given["dp"], sp, tp
-
-
-def _arrange(shape: Mapping[MeshAxis, int], dp_outside: bool) -> torch.Tensor:
-    """Number the processes, of shape (pp, dp, sp, tp)."""
-    pp, dp, sp, tp = shape.values()
-    if dp_outside:
-        return torch.arange(pp * dp * sp * tp, device="cpu").view(dp, pp, sp, tp).transpose(0, 1)
-    return torch.arange(pp * dp * sp * tp, device="cpu").view(pp, dp, sp, tp)
 
 
 def _find_link_cost(

@@ -194,11 +194,16 @@ class Channel:
         for pack in group_into_buckets(tensors, _PACK_BYTES):
             # Autograd refuses to write to a parameter in place.
             parts = [tensor.detach() for tensor in pack]
-            joined = torch.cat([part.reshape(-1) for part in parts]).to(self.mesh.accelerator.get_current_device())
+            device = self.mesh.accelerator.get_current_device()
+            # a tensor that is sent alone needs no copy
+            is_alone = len(parts) == 1 and parts[0].is_contiguous() and parts[0].device == device
+            joined = parts[0].view(-1) if is_alone else torch.cat([part.reshape(-1) for part in parts]).to(device)
             sent = joined.view(torch.uint8)  # NCCL lacks dtypes
             with LostPeerGuard():
                 dist.broadcast(sent, src=self.mesh.ranks(self.axis)[0], group=self._group_for(sent))
             self._count("broadcast", joined)
+            if is_alone:
+                continue
             for part, values in zip(parts, joined.split([part.numel() for part in parts]), strict=True):
                 part.copy_(values.view(part.shape))
 

@@ -48,6 +48,8 @@ class Partition:
     # the ranks that own the same segment in other such groups; None if there is one group only
     replicas: dist.ProcessGroup | None = None
     axis: Axis = "dp"  # the axis of the mesh that all of them are on, under which calls are counted
+    # by how many mean losses a sum of gradients is divided; by default the number of ranks over which it is taken
+    num_means: int | None = None
     # what counts the calls; by default the counters that are open now
     counters: tuple[CommCounter, ...] = field(default_factory=active_counters)
     compress_fp8: bool = False  # let the terms of sums travel in 8 bits, with scales
@@ -72,6 +74,11 @@ class Partition:
     def world_size(self) -> int:
         """Number of ranks over which sums are taken."""
         return self.size * self.num_replicas
+
+    @cached_property
+    def gradient_scale(self) -> float:
+        """What a gradient of each rank is multiplied by, so that their sum is the gradient of the mean loss."""
+        return 1.0 / (self.num_means or self.world_size)
 
     @property
     def members(self) -> tuple[tuple[int, int], ...]:

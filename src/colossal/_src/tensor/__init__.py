@@ -52,6 +52,7 @@ from colossal._src.tensor.placement import (
 from colossal._src.tensor.region import Region, RegionLayout
 from colossal._src.tensor.relayout import relayout
 from colossal._src.tensor.replaced import carry_over_attributes, carry_over_hooks, refuse_gradient_hooks
+from colossal._src.tensor.replicas import DATA, Replicas, broadcast_values, group_by_replicas, replicas_of
 from colossal._src.tensor.shard import shard, unshard
 
 if TYPE_CHECKING:
@@ -73,6 +74,7 @@ _MODULE_OF = {
 }  # which few programs need
 
 __all__ = [
+    "DATA",
     "FlatLayout",
     "HeadCounts",
     "Layout",
@@ -82,11 +84,13 @@ __all__ = [
     "Region",
     "RegionLayout",
     "RelayoutStep",
+    "Replicas",
     "RunLocal",
     "Stages",
     "TensorOperators",
     "backing_shard",
     "base_model_of",
+    "broadcast_values",
     "carry_over_attributes",
     "carry_over_hooks",
     "comm_device",
@@ -97,6 +101,7 @@ __all__ = [
     "full_tensor_of",
     "grad_of",
     "greedy_path",
+    "group_by_replicas",
     "is_dtensor",
     "layout_difference",
     "layout_of",
@@ -113,6 +118,7 @@ __all__ = [
     "refuse_collected_outputs",
     "refuse_gradient_hooks",
     "relayout",
+    "replicas_of",
     "set_backing_shard",
     "set_data",
     "set_grad",

@@ -65,6 +65,11 @@ class FlatParameters(ABC):
         self._is_uploaded = False
 
     @property
+    def partition(self) -> Partition:
+        """The ranks of which each updates a segment."""
+        return self._partition
+
+    @property
     def keeps_gradients(self) -> bool:
         """Whether gradients may accumulate here without being reduced."""
         return self._config.keeps_gradients
@@ -135,7 +140,7 @@ class FlatParameters(ABC):
         assert grad is not None
         if not self._filled:  # counted once for each pass, as it takes a look at all
             self._num_expected = sum(map(_requires_grad, self.parameters))
-        scale = 1.0 / self._partition.world_size
+        scale = self._partition.gradient_scale
         if index in self._filled:
             place.add_(grad, alpha=scale)
         # after `keep` the gradient is a view of this very place already

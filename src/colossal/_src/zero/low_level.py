@@ -1,6 +1,6 @@
 """Low-level ZeRO: an optimizer whose states, and maybe gradients, are partitioned over data-parallel ranks."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -55,7 +55,7 @@ def _buckets_of(parameters: Iterable[nn.Parameter], shards: ZeroShards) -> list[
 def shard_optimizer(
     model: nn.Module,
     optimizer: Optimizer,
-    partition: Partition,
+    partition_of: Callable[[nn.Parameter], Partition],
     config: ZeroConfig,
     *,
     scaler: LossScaler | None = None,
@@ -68,9 +68,9 @@ def shard_optimizer(
     """Let an optimizer update this rank's shards of a model's parameters."""
     check_optimizer(optimizer, shards=True)
     # a plan is made on a fake process group, with parameters on the meta device
-    _check_model(model, optimizer, config, needs_values=dist.get_backend(partition.group) != "fake")
+    _check_model(model, optimizer, config, needs_values=dist.get_backend() != "fake")
     names = param_names or {parameter: name for name, parameter in model.named_parameters()}
-    shards = ZeroShards(optimizer, model.parameters(), partition, config)
+    shards = ZeroShards(optimizer, model.parameters(), partition_of, config)
     if config.overlap_allgather:
         wait_before_use(model, units, shards)
     return OptimizerWrapper(optimizer, scaler, names, shards, clipping.max_norm, clipping.norm_type, peers, full_spec)

@@ -42,7 +42,7 @@ class ZeroShards(MasterParams):
         self,
         optimizer: Optimizer,
         order: Iterable[nn.Parameter],
-        partition: Partition,
+        partition_of: Callable[[nn.Parameter], Partition],
         config: ZeroConfig,
         chunks: Callable[[Sequence[nn.Parameter]], Sequence[FlatParameters]] | None = None,
         agree: Callable[[list[int]], list[int]] | None = None,
@@ -52,8 +52,8 @@ class ZeroShards(MasterParams):
         self._aliases = DataAliases()
         self.buckets: list[FlatParameters] = []
         self._places: dict[nn.Parameter, tuple[FlatParameters, int]] = {}  # the bucket of each working parameter
-        self._buffers_of, self._largest_of = chunks or self._make_buckets, agree or self._take_largest
-        self._optimizer, self._partition, self._config = optimizer, partition, config
+        self._buffers_of, self._largest_of = chunks or self._make_buckets, agree
+        self._optimizer, self._partition_of, self._config = optimizer, partition_of, config
         self._pool, self._scratch = BufferPool(), BufferPool()
         self._reducer = Reducer(config, reserve)
         self._handles: list[RemovableHandle] = []
@@ -217,10 +217,8 @@ class ZeroShards(MasterParams):
                 bucket.start_upload()
 
     def _make_buckets(self, parameters: Sequence[nn.Parameter]) -> list[FlatParameters]:
-        return [
-            Bucket(run, self._partition, self._config, self._pool, self._scratch)
-            for run in _runs(parameters, self._config.bucket_numel)
-        ]
+        runs = _runs(parameters, self._config.bucket_numel, self._partition_of)
+        return [Bucket(run, self._partition_of(run[0]), self._config, self._pool, self._scratch) for run in runs]
 
     def _after_step(self, *_step: Any) -> None:
         self._has_stepped = True
@@ -228,26 +226,35 @@ class ZeroShards(MasterParams):
 
     def _agree(self, waiting: list[bool]) -> tuple[list[list[bool]], list[bool]]:
         """Find the parameters that any rank has used, and the buckets that any rank has yet to reduce."""
-        own = [int(each) for each in (*waiting, *(used for bucket in self.buckets for used in bucket.used))]
-        agreed = map(bool, self._largest_of(own))
-        waiting = [next(agreed) for _ in self.buckets]
-        return [[next(agreed) for _ in bucket.parameters] for bucket in self.buckets], waiting
+        flags = [[is_waiting, *bucket.used] for bucket, is_waiting in zip(self.buckets, waiting, strict=True)]
+        for partition in dict.fromkeys(bucket.partition for bucket in self.buckets):
+            places = [at for at, bucket in enumerate(self.buckets) if bucket.partition == partition]
+            agreed = iter(self._take_largest([int(each) for at in places for each in flags[at]], partition))
+            for at in places:
+                flags[at] = [bool(next(agreed)) for _ in flags[at]]
+        return [used for _, *used in flags], [is_waiting for is_waiting, *_ in flags]
 
-    def _take_largest(self, values: list[int]) -> list[int]:
-        if self._partition.world_size == 1 or not values:
+    def _take_largest(self, values: list[int], partition: Partition) -> list[int]:
+        if self._largest_of is not None:
+            return self._largest_of(values)
+        if partition.world_size == 1 or not values:
             return values
         # on the host, where these facts are: no device has to be waited for (docs/decisions/0010)
-        own = torch.tensor(values, dtype=torch.int32, device="cpu")
-        return self._partition.total(own, "max").tolist()
+        return partition.total(torch.tensor(values, dtype=torch.int32, device="cpu"), "max").tolist()
 
 
 def _is_offloaded(bucket: FlatParameters) -> bool:
     return bucket.has_copy and not bucket.targets
 
 
-def _runs(parameters: Sequence[nn.Parameter], most: int) -> list[list[nn.Parameter]]:
+def _runs(
+    parameters: Sequence[nn.Parameter], most: int, partition_of: Callable[[nn.Parameter], Partition]
+) -> list[list[nn.Parameter]]:
     """Split a list into runs of one kind, none of which is longer than `most` elements unless it is one parameter."""
-    key: Callable[[nn.Parameter], Any] = lambda each: (str(each.device), each.dtype, each.requires_grad)  # noqa: E731
+
+    def key(each: nn.Parameter) -> Any:
+        return partition_of(each), str(each.device), each.dtype, each.requires_grad
+
     open_runs: dict[Any, list[nn.Parameter]] = {}
     done: list[list[nn.Parameter]] = []
     for parameter in dict.fromkeys(parameters):

@@ -17,7 +17,7 @@ from colossal._src.lazy import (
     recorded_operations,
     rng_states_of,
 )
-from colossal._src.tensor import placement_of
+from colossal._src.tensor import DATA, broadcast_values, placement_of
 from colossal.errors import ConfigError
 
 _NAMES_SHOWN = 3
@@ -28,7 +28,7 @@ def check_same_lazy_tensors(lazy: Mapping[str, bool], mesh: ParallelMesh) -> Non
 
     Communication: all_reduce, dp, 16 bytes.
     """
-    if not equal_text_on_all_ranks(repr(lazy), [mesh.group("dp")]):
+    if not equal_text_on_all_ranks(repr(lazy), [mesh.group(DATA)]):
         raise ConfigError(
             f"All ranks build the same tensors lazily. Found that another rank differs from rank {mesh.global_rank}, "
             f"which built {sum(lazy.values())} of {len(lazy)} lazily. "
@@ -41,7 +41,7 @@ def check_equal_digests(digests: Mapping[str, int], mesh: ParallelMesh) -> None:
 
     Communication: all_reduce, dp, 16 bytes; if values differ, 16 bytes for each tensor more.
     """
-    groups = [mesh.group("dp")]
+    groups = [mesh.group(DATA)]
     if not equal_text_on_all_ranks(repr(list(digests.values())), groups):
         equal = equal_on_all_ranks(list(digests.values()), groups)
         different = [name for name, same in zip(digests, equal, strict=True) if not same]
@@ -64,9 +64,9 @@ def broadcast_buffers_before_forward(model: nn.Module, mesh: ParallelMesh) -> No
         if called is not model:  # a copy, which one rank may evaluate
             return
         # looked up in each pass: a module may have replaced the buffer by another tensor
-        Channel("dp", mesh).broadcast(getattr(module, name) for _, module, name in buffers)
+        Channel(DATA, mesh).broadcast(getattr(module, name) for _, module, name in buffers)
 
-    if mesh.size("dp") > 1 and buffers:
+    if mesh.size(DATA) > 1 and buffers:
         model.register_forward_pre_hook(broadcast)
 
 
@@ -77,7 +77,7 @@ class ScalarGradAverager:
     def __init__(self, scalars: Iterable[nn.Parameter], mesh: ParallelMesh) -> None:
         self.enabled = True
         self._mesh = mesh
-        for scalar in scalars if mesh.size("dp") > 1 else ():
+        for scalar in scalars if mesh.size(DATA) > 1 else ():
             trains = scalar.requires_grad
             # also one that is thawed later: torch takes hooks only of what trains, and keeps them
             scalar.requires_grad_(True).register_post_accumulate_grad_hook(self._average)
@@ -86,7 +86,7 @@ class ScalarGradAverager:
     def _average(self, scalar: torch.Tensor) -> None:
         if self.enabled and scalar.grad is not None:
             # exact also for a sum of several passes: what was averaged before is the same on all ranks
-            scalar.grad = Channel("dp", self._mesh).all_reduce(scalar.grad) / self._mesh.size("dp")
+            scalar.grad = Channel(DATA, self._mesh).all_reduce(scalar.grad) / self._mesh.size(DATA)
 
 
 def persistent_buffers(model: nn.Module) -> dict[str, torch.Tensor]:
@@ -101,9 +101,6 @@ def _persistent(model: nn.Module) -> Iterator[tuple[str, nn.Module, str]]:
                 yield path, module, name
 
 
-_AXES = ("tp", "sp", "dp")
-
-
 def broadcast_initial_values(module: nn.Module, mesh: ParallelMesh) -> None:
     """Broadcast the values of the first ranks of the tp, sp and dp axes; lazy tensors stay lazy.
 
@@ -115,16 +112,13 @@ def broadcast_initial_values(module: nn.Module, mesh: ParallelMesh) -> None:
     """
     lazy = list(dict.fromkeys(lazy_tensors(module)))
     operations = recorded_operations(lazy)
-    if not equal_text_on_all_ranks(_describe(module, operations), [mesh.group(axis) for axis in _AXES]):
+    if not equal_text_on_all_ranks(_describe(module, operations), [mesh.group(axis) for axis in (DATA, "tp", "sp")]):
         # ranks that recorded different operations would draw different values: only values themselves can be sent
         materialize(module)
         operations = []
     tensors = dict.fromkeys((*module.parameters(), *module.buffers()))
     values = [each for each in tensors if not isinstance(each, LazyTensor)]
-    # layers that are sharded over tp hold other values on each of its ranks
-    replicated = [each for each in values if not placement_of(each).is_compute_sharded]
-    for axis in _AXES:
-        Channel(axis, mesh).broadcast([*(replicated if axis == "tp" else values), *rng_states_of(operations)])
+    broadcast_values([*values, *rng_states_of(operations)], mesh, also=("tp", "sp"))
 
 
 def _describe(module: nn.Module, operations: Sequence[RecordedOperation]) -> str:

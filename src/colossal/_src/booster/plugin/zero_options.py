@@ -7,10 +7,9 @@ import torch
 
 from colossal._src.booster.mixed_precision import MixedPrecision
 from colossal._src.cluster import ParallelMesh
-from colossal._src.comm import Partition
 from colossal._src.interface import Clipping
-from colossal._src.zero import ZeroConfig
-from colossal.errors import ConfigError, MeshError
+from colossal._src.zero import Partitions, ZeroConfig
+from colossal.errors import ConfigError
 
 _DEFAULT = "fp16"
 _DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": None}
@@ -48,17 +47,9 @@ class ZeroOptions:
         """What the model is cast to; None leaves it as it is."""
         return _DTYPES[self.precision or _DEFAULT]
 
-    def partition(self, mesh: ParallelMesh) -> Partition:
-        """Find the ranks over which states are partitioned, and those that hold the same shard."""
-        size, compress_fp8 = mesh.size("dp"), self.zero.fp8_communication
-        if self.extra_dp_size == 1:
-            return Partition(mesh.group("dp"), compress_fp8=compress_fp8)
-        if size % self.extra_dp_size:
-            raise MeshError(
-                f"extra_dp_size divides the ranks of the dp axis. Found {self.extra_dp_size} for {size} ranks. Pass a "
-                "divisor of their number, or leave it out."
-            )
-        return Partition(*mesh.blocks("dp", size // self.extra_dp_size), compress_fp8=compress_fp8)
+    def partitions(self, mesh: ParallelMesh) -> Partitions:
+        """Find the ranks over which the states of each parameter are partitioned."""
+        return Partitions(mesh, self.zero.fp8_communication, self.extra_dp_size)
 
     def in_precision(self, chosen: MixedPrecision | None) -> Self:
         """Take the precision of the Booster, or of the plugin, or fp16."""

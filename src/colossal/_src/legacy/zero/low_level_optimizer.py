@@ -117,7 +117,8 @@ class LowLevelZeroOptimizer(OptimizerWrapper):
             scaler = DynamicScaler(rule, device_type, verbose, unscale_fp16_grads=not master_weights)
         zero = keywords.read(ZeroConfig, stage=_GRADIENTS if partition_grad else 1)
         partition = Partition(group, extra_dp_group, compress_fp8=fp8_communication)
-        sharded = shard_optimizer(held, optimizer, partition, zero, clipping=Clipping(max_norm=clip_grad_norm))
+        clipping = Clipping(max_norm=clip_grad_norm)
+        sharded = shard_optimizer(held, optimizer, lambda _: partition, zero, clipping=clipping)
         super().__init__(optimizer, scaler, sharded.param_names, sharded.masters, clip_grad_norm)
         self._keeps_gradients = zero.keeps_gradients
 

@@ -8,10 +8,10 @@ from torch import distributed as dist
 from torch import nn
 
 from colossal._src.amp import cast_model, castable_parameters
-from colossal._src.cluster import ParallelMesh
-from colossal._src.comm import Channel, Partition
+from colossal._src.cluster import ParallelMesh, current_mesh
+from colossal._src.comm import Partition
 from colossal._src.interface import check_dense_gradients
-from colossal._src.tensor import local_of, operators_of, placement_of
+from colossal._src.tensor import broadcast_values, local_of, operators_of, placement_of, replicas_of
 from colossal._src.zero.gemini.chunk import Chunk
 from colossal._src.zero.gemini.chunk_manager import ChunkManager
 from colossal._src.zero.gemini.chunk_search import (
@@ -193,12 +193,10 @@ def _fill(chunk: Chunk, device: torch.device) -> None:
         if isinstance(parameter, LazyTensor):
             parameter.materialize()
         values = local_of(parameter).detach().to(device).contiguous()
-        work = Channel("dp").start_broadcast(values, source=0)  # in place: the other way makes a copy
-        if work is not None:
-            work.wait()
+        replicas_of(parameter, current_mesh()).channel().broadcast([values])
         chunk.load_values(index, values)
         # else this parameter would stay in memory while the next one is materialized
-        del values, work
+        del values
 
 
 def _place_buffers(model: nn.Module, device: torch.device, dtype: torch.dtype | None) -> None:
@@ -210,6 +208,6 @@ def _place_buffers(model: nn.Module, device: torch.device, dtype: torch.dtype | 
         for name, buffer in module.named_buffers(recurse=False):
             if buffer.device != device:
                 setattr(module, name, buffer.to(device))
-    Channel("dp").broadcast(model.buffers())
+    broadcast_values(model.buffers(), current_mesh())
     if dtype is not None:
         cast_model(model, dtype, parameters=())

@@ -29,7 +29,7 @@ def shard_optimizer_over_chunks(optimizer: Optimizer, chunks: ChunkManager, conf
     shards = ZeroShards(
         optimizer,
         order,
-        chunks.partition,
+        lambda _: chunks.partition,
         config,
         chunks=partial(_chunks_of, chunks),
         agree=chunks.agree,

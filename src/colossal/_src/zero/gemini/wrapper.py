@@ -9,10 +9,10 @@ from torch.optim import Optimizer
 
 from colossal._src.amp import DynamicScaler, ScalerConfig
 from colossal._src.cluster import current_mesh
-from colossal._src.comm import Channel, Partition
 from colossal._src.interface import Clipping, Keywords, ModelWrapper, OptimizerWrapper, check_known, keywords_for
-from colossal._src.tensor import local_of
+from colossal._src.tensor import broadcast_values
 from colossal._src.zero.low_level import shard_optimizer
+from colossal._src.zero.partitions import Partitions
 from colossal._src.zero.zero_config import ZeroConfig
 from colossal.errors import ConfigError
 
@@ -62,8 +62,7 @@ def zero_model_wrapper(
             f"gemini_config belongs to stage 3. Found {gemini_config} with zero_stage={zero_stage}. Leave it out, or "
             "pass zero_stage=3."
         )
-    mesh = current_mesh()
-    Channel("dp", mesh).broadcast(map(local_of, (*model.parameters(), *model.buffers())))
+    broadcast_values((*model.parameters(), *model.buffers()), current_mesh())
     setattr(model, _STAGE, stage)
     return model
 
@@ -140,8 +139,8 @@ def _over_buckets(
     if half:
         device_type = half[0].device.type
         scaler = DynamicScaler(rule, device_type, given["verbose"], unscale_fp16_grads=not zero.master_weights)
-    partition = Partition(current_mesh().group("dp"))
-    return shard_optimizer(model, optimizer, partition, zero, scaler=scaler, clipping=keywords.read(Clipping))
+    partitions = Partitions(current_mesh())
+    return shard_optimizer(model, optimizer, partitions, zero, scaler=scaler, clipping=keywords.read(Clipping))
 
 
 def _over_chunks(model: Any, optimizer: Optimizer, given: dict[str, Any], config: dict[str, Any]) -> OptimizerWrapper:

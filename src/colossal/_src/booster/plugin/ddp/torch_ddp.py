@@ -16,8 +16,8 @@ from colossal._src.booster.plugin.data_parallel import DataParallelPlugin, check
 from colossal._src.booster.plugin.ddp.ddp_comm_hooks import count_reductions, fp8_allreduce_hook
 from colossal._src.booster.plugin.ddp.replicated_model import ReplicatedModel
 from colossal._src.cluster import current_mesh
-from colossal._src.comm import Channel
 from colossal._src.interface import Boosted, Capabilities, Parts, check_equal_rounding
+from colossal._src.tensor import broadcast_values
 from colossal.errors import ConfigError
 
 # torch 2.13 renamed this keyword, and warns about the old name.
@@ -149,7 +149,7 @@ class TorchDDPPlugin(DataParallelPlugin):
         in_model = set(boosted.model.parameters())
         masters = [] if boosted.optimizer is None else [p for p in boosted.optimizer.parameters if p not in in_model]
         # DDP broadcasts the parameters only: the first step would bring the initial values of each rank back
-        Channel("dp", mesh).broadcast(masters)
+        broadcast_values(masters, mesh)
         accumulates = precision is None or precision.accumulates_locally
         capabilities = Capabilities(no_sync=replicated.no_sync) if accumulates else Capabilities()
         return replace(boosted, model=replicated.wrap(boosted.optimizer), capabilities=capabilities)

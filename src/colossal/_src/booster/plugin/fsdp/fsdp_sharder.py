@@ -27,9 +27,9 @@ from colossal._src.booster.plugin.replica_sync import (
 )
 from colossal._src.booster.plugin.wrap_units import find_units
 from colossal._src.cluster import ParallelMesh
-from colossal._src.comm import Channel, count_collective, int64_digest, reduce_scatter_fp8
+from colossal._src.comm import count_collective, int64_digest, reduce_scatter_fp8
 from colossal._src.interface import rebind_param_groups
-from colossal._src.tensor import carry_over_attributes, move_module
+from colossal._src.tensor import DATA, broadcast_values, carry_over_attributes, move_module
 from colossal.errors import ConfigError
 
 
@@ -104,7 +104,7 @@ class FSDPSharder:
         with_values = {name: tensor for name, tensor in start.items() if not isinstance(tensor, LazyTensor)}
         if self._options.sync_module_states:
             others = [each for each in model.buffers() if not isinstance(each, LazyTensor)]
-            Channel("dp", self._mesh).broadcast(dict.fromkeys([*with_values.values(), *others]))
+            broadcast_values(dict.fromkeys([*with_values.values(), *others]), self._mesh)
         else:
             check_equal_digests({name: int64_digest(tensor) for name, tensor in with_values.items()}, self._mesh)
 
@@ -163,7 +163,7 @@ class FSDPSharder:
         lazy = {name: tensor for name, tensor in tensors.items() if isinstance(tensor, LazyTensor)}
         move_module(materialize(module), self._mesh.accelerator.get_current_device())
         if self._options.sync_module_states:
-            Channel("dp", self._mesh).broadcast(lazy.values())
+            broadcast_values(lazy.values(), self._mesh)
             return {}
         return {name: int64_digest(tensor) for name, tensor in lazy.items()}
 
@@ -229,4 +229,4 @@ class _ReduceInEightBits:
         for work in works:
             work.wait()
         finish()
-        count_collective("reduce_scatter", "dp", num_bytes * (group.size() - 1) // group.size())
+        count_collective("reduce_scatter", DATA, num_bytes * (group.size() - 1) // group.size())

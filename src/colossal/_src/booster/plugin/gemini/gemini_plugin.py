@@ -270,7 +270,7 @@ class GeminiPlugin(DataParallelPlugin):
             from colossal._src.booster.plugin.gemini.gemini_tensor_parallel import shard_model
 
             shard_model(parts.model, parts.optimizer, replace(self._sharding, mesh=mesh), mesh)
-        partition, keywords = options.partition(mesh), vars(self)
+        partition, keywords = options.partitions(mesh).over(), vars(self)
         # `GeminiDDP` trains on the current mesh, which may have other axes
         with mesh:
             model = GeminiDDP(

@@ -195,7 +195,7 @@ def wrap_optimizer(assembly: Assembly) -> Assembly:
         wrapper = shard_optimizer(
             assembly.trained,
             optimizer,
-            zero.partition(assembly.replicas),
+            zero.partitions(assembly.replicas),
             zero.zero,
             scaler=scaler,
             clipping=zero.clipping,

@@ -9,7 +9,7 @@ from torch import nn
 
 from colossal._src.booster.plugin.ddp.torch_ddp import DDPConfig
 from colossal._src.cluster import ParallelMesh
-from colossal._src.comm import Channel, all_reduce_fp8, count_collective, fp8_nbytes, group_into_buckets
+from colossal._src.comm import all_reduce_fp8, count_collective, fp8_nbytes, group_into_buckets
 from colossal._src.interface import (
     SAVE_AND_GENERATE,
     SAVE_AND_MERGE,
@@ -21,7 +21,7 @@ from colossal._src.interface import (
 )
 from colossal._src.pipeline import PipelineExecutor, Stage, Timeline
 from colossal._src.shardformer import switch_checkpointing
-from colossal._src.tensor import grad_of, set_grad
+from colossal._src.tensor import Replicas, grad_of, replicas_of, set_grad
 from colossal.errors import UnsupportedError
 
 _REFUSED: Mapping[str, str] = {
@@ -104,8 +104,9 @@ class GradientAverager:
 
     def __init__(self, stages: Sequence[Stage], mesh: ParallelMesh, config: DDPConfig) -> None:
         self._parameters = list(dict.fromkeys(each for stage in stages for each in stage.parameters()))
+        self._replicas = {each: replicas_of(each, mesh) for each in self._parameters}
         self._trained: dict[nn.Parameter, None] = {}
-        self._mesh, self._config, self._enabled = mesh, config, True
+        self._config, self._enabled = config, True
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -121,12 +122,16 @@ class GradientAverager:
 
         Communication: all_reduce, dp, the gradients' bytes, and 4 bytes for each parameter.
         """
-        if not self._enabled or self._mesh.size("dp") == 1:
+        if not self._enabled:
             return
-        channel = Channel("dp", self._mesh)
         # what was frozen since may have a gradient, and what was thawed since has one
         self._trained |= dict.fromkeys(each for each in self._parameters if each.requires_grad)
-        trained = list(self._trained)
+        for replicas in dict.fromkeys(self._replicas.values()):
+            if replicas.num_means > 1:
+                self._average([each for each in self._trained if self._replicas[each] == replicas], replicas)
+
+    def _average(self, trained: Sequence[nn.Parameter], replicas: Replicas) -> None:
+        channel = replicas.channel()
         is_used = [grad is not None for grad in map(grad_of, trained)]
         used_here = torch.tensor(is_used, dtype=torch.int32, device="cpu")
         # ranks may have used different parameters, but must all take part in the same reductions
@@ -140,10 +145,11 @@ class GradientAverager:
             joined = torch.cat([grad.reshape(-1) for grad in bucket])
             if self._config.fp8_communication:
                 total = all_reduce_fp8(joined, channel.group)
-                count_collective("all_reduce", "dp", 2 * fp8_nbytes(len(joined)) * (channel.size - 1) // channel.size)
+                num_bytes = 2 * fp8_nbytes(len(joined)) * (channel.size - 1) // channel.size
+                count_collective("all_reduce", channel.axis, num_bytes)
             else:
                 total = channel.all_reduce(joined)
-            total.div_(channel.size)
+            total.div_(replicas.num_means)
             for grad, mean in zip(bucket, total.split([grad.numel() for grad in bucket]), strict=True):
                 grad.copy_(mean.view_as(grad))
 

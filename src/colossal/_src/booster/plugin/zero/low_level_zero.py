@@ -15,7 +15,6 @@ from colossal._src.booster.plugin.replica_sync import broadcast_buffers_before_f
 from colossal._src.booster.plugin.wrap_units import find_units
 from colossal._src.booster.plugin.zero_options import ZeroOptions
 from colossal._src.cluster import ParallelMesh, current_mesh
-from colossal._src.comm import Channel
 from colossal._src.interface import (
     Boosted,
     Capabilities,
@@ -26,7 +25,7 @@ from colossal._src.interface import (
     Parts,
     reduce_in_each_pass,
 )
-from colossal._src.tensor import local_of, move_module
+from colossal._src.tensor import broadcast_values, move_module
 from colossal._src.zero import ZeroConfig, ZeroShards, shard_optimizer
 from colossal.errors import ConfigError
 
@@ -171,7 +170,7 @@ class LowLevelZeroPlugin(DataParallelPlugin):
             cast_model(model, options.dtype)
         move_module(model, device)
         # before the parameters are sharded: a gather would else join segments of different models
-        Channel("dp", mesh).broadcast(map(local_of, (*model.parameters(), *model.buffers())))
+        broadcast_values((*model.parameters(), *model.buffers()), mesh)
         optimizer = None if parts.optimizer is None else self._shard(model, parts.optimizer, options, device, mesh)
         broadcast_buffers_before_forward(model, mesh)
         wrapper = ModelWrapper(model)
@@ -193,7 +192,7 @@ class LowLevelZeroPlugin(DataParallelPlugin):
         return shard_optimizer(
             model,
             optimizer,
-            options.partition(mesh),
+            options.partitions(mesh),
             options.zero,
             scaler=scaler,
             clipping=options.clipping,
