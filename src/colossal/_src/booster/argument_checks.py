@@ -12,7 +12,7 @@ from colossal._src.booster.plugin.base import Plugin
 from colossal._src.booster.plugin.single_process import SingleProcessPlugin
 from colossal._src.cluster import AXES, ParallelMesh
 from colossal._src.interface import ModelWrapper, OptimizerWrapper, Parts, unwrap_compiled
-from colossal._src.tensor import operators_mesh
+from colossal._src.tensor import DATA, operators_mesh
 from colossal.errors import ConfigError, UnsupportedError
 from colossal.logging import get_dist_logger
 
@@ -118,7 +118,7 @@ def check_parts(parts: Parts) -> None:
 def _check_distributed_parameters(model: nn.Module, mesh: ParallelMesh) -> None:
     """Reject parameters that are distributed over another mesh than that of the plugin, whose ranks they are not."""
     own = operators_mesh(model.parameters())
-    if own is not None and own.ranks("dp") != mesh.ranks("dp"):
+    if own is not None and own.ranks(DATA) != mesh.ranks(DATA):
         raise ConfigError(
             f"A model is distributed over the mesh that its plugin uses. Found parameters on {own}, and {mesh} in "
             "force. Make the plugin and call boost inside of that mesh: with parameter.process_group.mesh: ..."

@@ -11,6 +11,7 @@ from colossal._src.booster.plugin.dataloader import ResumableLoader
 from colossal._src.cluster import Axis, ParallelMesh
 from colossal._src.comm import equal_on_all_ranks, gather_objects, int64_digest
 from colossal._src.pipeline import map_tensors, tensors_in
+from colossal._src.tensor import DATA
 from colossal.errors import ConfigError
 
 
@@ -31,11 +32,11 @@ def gather_samples(values: Any, dataloader: DataLoader[Any], mesh: ParallelMesh 
 
 
 def _gather(tensor: torch.Tensor, mesh: ParallelMesh | None) -> torch.Tensor:
-    if mesh is None or mesh.size("dp") == 1:
+    if mesh is None or mesh.size(DATA) == 1:
         return tensor.detach()
-    gathered = comm.gather(tensor.detach(), "dp", 0, mesh)
+    gathered = comm.gather(tensor.detach(), DATA, 0, mesh)
     # rank r has every r-th sample
-    return gathered.unflatten(0, (mesh.size("dp"), -1)).transpose(0, 1).flatten(0, 1)
+    return gathered.unflatten(0, (mesh.size(DATA), -1)).transpose(0, 1).flatten(0, 1)
 
 
 def _take_from_last_stage(values: Any, mesh: ParallelMesh) -> Any:
@@ -56,7 +57,7 @@ def _check(values: Any, mesh: ParallelMesh) -> None:
     """Reject what has no samples, and what differs between ranks where it must not, on all ranks."""
     tensors = list(tensors_in(values))
     shapes = [(list(tensor.shape), str(tensor.dtype)) for tensor in tensors]
-    found: list[Any] = gather_objects(shapes, [mesh.group("dp")])
+    found: list[Any] = gather_objects(shapes, [mesh.group(DATA)])
     if any(not shape for each in found for shape, _ in each):
         _refuse("a tensor without dimensions, such as a mean loss", mesh)
     if any(each != found[0] for each in found):

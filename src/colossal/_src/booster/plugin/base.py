@@ -15,7 +15,7 @@ from colossal._src.booster.plugin.dataloader import EpochSampler, ResumableLoade
 from colossal._src.checkpoint_io import CheckpointIO
 from colossal._src.cluster import AXES, Axis, ParallelMesh, ambient_mesh
 from colossal._src.interface import Boosted, ModelWrapper, OptimizerWrapper, Parts
-from colossal._src.tensor import move_module
+from colossal._src.tensor import DATA, move_module
 
 if TYPE_CHECKING:
     from colossal._src.booster.lora import Lora
@@ -42,7 +42,7 @@ class Plugin(ABC):
 
     supported_devices: ClassVar[tuple[str, ...]] = ()
     supported_precisions: ClassVar[tuple[str, ...]]
-    supported_axes: ClassVar[tuple[Axis, ...]] = ("dp",)
+    supported_axes: ClassVar[tuple[Axis, ...]] = (DATA,)
     has_own_precision: ClassVar[bool] = False
 
     @abstractmethod

@@ -7,6 +7,7 @@ import torch
 from colossal._src.booster.plugin.base import Plugin
 from colossal._src.checkpoint_io import CheckpointIO, ProcessGroupIO
 from colossal._src.cluster import AXES, Axis, ParallelMesh, current_mesh
+from colossal._src.tensor import DATA
 from colossal.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ def check_device(device: torch.device, mesh: ParallelMesh) -> None:
 class DataParallelPlugin(Plugin):
     """A plugin whose ranks compute gradients of different data, along the dp axis of the mesh."""
 
-    _lora_axes: ClassVar[tuple[Axis, ...]] = ("dp",)  # whose ranks draw the same adapters
+    _lora_axes: ClassVar[tuple[Axis, ...]] = (DATA,)  # whose ranks draw the same adapters
 
     @property
     def _keeps_full_weights(self) -> bool:
@@ -79,4 +80,4 @@ class DataParallelPlugin(Plugin):
             Its index on the dp axis, and the size of that axis.
         """
         mesh = self._find_mesh()
-        return mesh.rank("dp"), mesh.size("dp")
+        return mesh.rank(DATA), mesh.size(DATA)

@@ -1,6 +1,8 @@
 """What stays replicated under sharding: initial values, buffers, and parameters that are scalars."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
 from typing import Any, final
 
 import torch
@@ -17,7 +19,7 @@ from colossal._src.lazy import (
     recorded_operations,
     rng_states_of,
 )
-from colossal._src.tensor import DATA, broadcast_values, placement_of
+from colossal._src.tensor import DATA, Replicas, broadcast_values, grad_of, placement_of, replicas_of, set_grad
 from colossal.errors import ConfigError
 
 _NAMES_SHOWN = 3
@@ -71,22 +73,39 @@ def broadcast_buffers_before_forward(model: nn.Module, mesh: ParallelMesh) -> No
 
 
 @final
-class ScalarGradAverager:
-    """Averages the gradients of parameters without dimensions, which cannot be sharded, over the dp axis."""
+class HookedAverager:
+    """Averages gradients one by one, of parameters that others leave out: scalars under FSDP2, experts under DDP.
 
-    def __init__(self, scalars: Iterable[nn.Parameter], mesh: ParallelMesh) -> None:
+    A gradient is averaged over the ranks that hold the same shard. If it is of the samples of other ranks as well, each
+    pass scales what it adds, so that the sum of several passes may be averaged at once, or one after the other: what
+    was averaged before is the same on all ranks.
+    """
+
+    def __init__(self, parameters: Iterable[nn.Parameter], mesh: ParallelMesh) -> None:
         self.enabled = True
-        self._mesh = mesh
-        for scalar in scalars if mesh.size(DATA) > 1 else ():
-            trains = scalar.requires_grad
+        for parameter in parameters:
+            replicas = replicas_of(parameter, mesh)
+            if replicas.num_means == 1:
+                continue
+            trains = parameter.requires_grad
             # also one that is thawed later: torch takes hooks only of what trains, and keeps them
-            scalar.requires_grad_(True).register_post_accumulate_grad_hook(self._average)
-            scalar.requires_grad_(trains)
+            parameter.requires_grad_(True).register_post_accumulate_grad_hook(partial(self._average, replicas))
+            if replicas.size < replicas.num_means:
+                parameter.register_hook(partial(torch.mul, replicas.size / replicas.num_means))
+            parameter.requires_grad_(trains)
 
-    def _average(self, scalar: torch.Tensor) -> None:
-        if self.enabled and scalar.grad is not None:
-            # exact also for a sum of several passes: what was averaged before is the same on all ranks
-            scalar.grad = Channel(DATA, self._mesh).all_reduce(scalar.grad) / self._mesh.size(DATA)
+    @contextmanager
+    def paused(self) -> Generator[None]:
+        """Leave gradients as they are on each rank."""
+        before, self.enabled = self.enabled, False
+        try:
+            yield
+        finally:
+            self.enabled = before
+
+    def _average(self, replicas: Replicas, parameter: torch.Tensor) -> None:
+        if self.enabled and (grad := grad_of(parameter)) is not None:
+            set_grad(parameter, replicas.channel().all_reduce(grad) / replicas.size)
 
 
 def persistent_buffers(model: nn.Module) -> dict[str, torch.Tensor]:

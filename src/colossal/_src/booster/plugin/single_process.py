@@ -9,6 +9,7 @@ from colossal._src.booster.plugin.base import Plugin, wrap_parts
 from colossal._src.checkpoint_io import CheckpointIO, GeneralCheckpointIO, SingleProcessIO
 from colossal._src.cluster import Axis, ParallelMesh, ambient_mesh
 from colossal._src.interface import Boosted, Parts
+from colossal._src.tensor import DATA
 
 if TYPE_CHECKING:
     from colossal._src.booster.lora import Lora
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 class SingleProcessPlugin(Plugin):
     """Trains in this process only, whether or not a process group is initialized."""
 
-    supported_axes = ("dp", "tp")
+    supported_axes = (DATA, "tp")
     supported_precisions = ("fp16", "fp16_apex", "fp16_naive", "bf16", "fp8", "fp32")
 
     def configure(self, parts: Parts, device: torch.device, precision: MixedPrecision | None) -> Boosted:

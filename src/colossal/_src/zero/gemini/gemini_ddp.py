@@ -25,7 +25,7 @@ from colossal._src.interface import (
     refuse_copy,
     unwrap_model,
 )
-from colossal._src.tensor import backing_shard, local_regions_of, operators_mesh
+from colossal._src.tensor import Replicas, backing_shard, local_regions_of, operators_mesh
 from colossal._src.zero.gemini.chunk_building import DeviceLike, build_chunks, check_devices, check_replicas
 from colossal._src.zero.gemini.chunk_search import ParameterOrder
 from colossal._src.zero.gemini.gemini_config import GeminiConfig
@@ -173,7 +173,7 @@ class GeminiDDP(ModelWrapper):
         if self.gradients.fp8_communication:
             check_equal_rounding(module.parameters())
         self.partition = Partition(
-            self.zero_group or mesh.group("dp"),
+            self.zero_group or Replicas(mesh).group,
             self.extra_dp_group,
             compress_fp8=self.gradients.fp8_communication,
         )

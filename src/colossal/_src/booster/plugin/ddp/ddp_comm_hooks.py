@@ -1,7 +1,7 @@
 """What `DistributedDataParallel` sends while a backward pass runs, for those who count."""
 
 from collections.abc import Iterable
-from typing import final
+from typing import Any, final
 
 import torch
 from torch import distributed as dist
@@ -10,6 +10,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.hooks import RemovableHandle
 
 from colossal._src.comm import CommCounter, active_counters, all_reduce_fp8, fp8_nbytes
+from colossal._src.tensor import DATA
 
 
 def fp8_allreduce_hook(group: dist.ProcessGroup, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
@@ -44,7 +45,9 @@ class _ReductionCounter:
     """Watches the forward passes of a model."""
 
     def __init__(self, model: DistributedDataParallel, size: int, compress_fp8: bool) -> None:
-        self._parameters = [parameter for parameter in model.module.parameters() if parameter.requires_grad]
+        named: Any = model.module.named_parameters()
+        left_out: Any = model.parameters_to_ignore  # to others, as experts are
+        self._parameters = [each for name, each in named if each.requires_grad and name not in left_out]
         self._size, self._compress_fp8, self._handle = size, compress_fp8, None
         model.register_forward_pre_hook(self._before)
 
@@ -61,7 +64,7 @@ class _ReductionCounter:
     def _count(self, counters: tuple[CommCounter, ...]) -> None:
         for counter in counters:
             num_bytes = ddp_comm_bytes(self._parameters, self._size, compress_fp8=self._compress_fp8)
-            counter.add("all_reduce", "dp", num_bytes)
+            counter.add("all_reduce", DATA, num_bytes)
         assert self._handle is not None
         self._handle.remove()
         self._handle = None

@@ -1,7 +1,8 @@
 """A model whose gradients `DistributedDataParallel` averages, whatever of it trains and however often it is called."""
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Generator, Sequence
+from collections.abc import Set as AbstractSet
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any, final
 from weakref import ref
@@ -11,6 +12,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from colossal._src.booster.plugin.replica_sync import HookedAverager
 from colossal._src.interface import ModelWrapper, OptimizerWrapper, unwrap_model
 from colossal.errors import ConfigError
 
@@ -32,9 +34,16 @@ class ReplicatedModel:
     optimizer's shows by a gradient of the first parameter, and is refused.
     """
 
-    def __init__(self, model: nn.Module, replicate: Callable[..., DistributedDataParallel]) -> None:
-        self._replicate, self._model = replicate, model
-        self._parameters = list(model.parameters())
+    def __init__(
+        self,
+        model: nn.Module,
+        replicate: Callable[..., DistributedDataParallel],
+        averager: HookedAverager,
+        others: AbstractSet[nn.Parameter],
+    ) -> None:
+        self._replicate, self._model, self._averager = replicate, model, averager
+        self._others = list(others)  # that `DistributedDataParallel` leaves to the averager
+        self._parameters = [parameter for parameter in model.parameters() if parameter not in others]
         self._trained = list(map(_requires_grad, self._parameters))
         # of what does not train, `DistributedDataParallel` has nothing to reduce, and refuses it
         self._ddp = replicate(model) if any(self._trained) else None
@@ -54,12 +63,14 @@ class ReplicatedModel:
             optimizer.register_step_pre_hook(partial(_step_hook, ref(self)))
             optimizer.register_backward_hook(self._before_backward)
             optimizer.register_zero_grad_hook(self._reset)
-            optimizer.limit_parameters(self._parameters)
+            optimizer.limit_parameters([*self._parameters, *self._others])
         return wrapper
 
-    def no_sync(self) -> AbstractContextManager[Any]:
-        """Open a context in which gradients stay as they are on each rank."""
-        return nullcontext() if self._ddp is None else self._ddp.no_sync()
+    @contextmanager
+    def no_sync(self) -> Generator[None]:
+        """Leave gradients as they are on each rank."""
+        with self._averager.paused(), nullcontext() if self._ddp is None else self._ddp.no_sync():
+            yield
 
     def _watch(self) -> None:
         self._handle = None

@@ -15,9 +15,10 @@ from colossal._src.booster.plugin.base import wrap_parts
 from colossal._src.booster.plugin.data_parallel import DataParallelPlugin, check_device
 from colossal._src.booster.plugin.ddp.ddp_comm_hooks import count_reductions, fp8_allreduce_hook
 from colossal._src.booster.plugin.ddp.replicated_model import ReplicatedModel
-from colossal._src.cluster import current_mesh
+from colossal._src.booster.plugin.replica_sync import HookedAverager
+from colossal._src.cluster import ParallelMesh, current_mesh
 from colossal._src.interface import Boosted, Capabilities, Parts, check_equal_rounding
-from colossal._src.tensor import broadcast_values
+from colossal._src.tensor import DATA, Replicas, broadcast_values, replicas_of
 from colossal.errors import ConfigError
 
 # torch 2.13 renamed this keyword, and warns about the old name.
@@ -51,9 +52,15 @@ class DDPConfig:
         changed = [field for field in theirs if getattr(self, field.name) != field.default]
         return {renamed.get(field.name, field.name): getattr(self, field.name) for field in changed}
 
-    def replicate(self, model: nn.Module, group: ProcessGroup) -> ReplicatedModel:
-        """Average the gradients of a model over ranks."""
-        return ReplicatedModel(model, partial(self._replicate, group))
+    def replicate(self, model: nn.Module, mesh: ParallelMesh) -> ReplicatedModel:
+        """Average the gradients of a model over ranks: `DistributedDataParallel` does where all have the parameter."""
+        over_dp = Replicas(mesh)
+        others = {name: each for name, each in model.named_parameters() if replicas_of(each, mesh) != over_dp}
+        ignore: Any = DistributedDataParallel
+        ignore._set_params_and_buffers_to_ignore_for_model(model, list(others))  # noqa: SLF001 (torch has no public name for it)
+        broadcast_values(others.values(), mesh)
+        averager = HookedAverager(others.values(), mesh)
+        return ReplicatedModel(model, partial(self._replicate, over_dp.group), averager, set(others.values()))
 
     def _replicate(self, group: ProcessGroup, model: nn.Module, **options: Any) -> DistributedDataParallel:
         ddp = DistributedDataParallel(model, process_group=group, **self.keywords(), **options)
@@ -99,7 +106,7 @@ class TorchDDPPlugin(DataParallelPlugin):
         DistributedDataParallel torch.Size([3, 1])
     """
 
-    supported_axes = ("dp", "tp")
+    supported_axes = (DATA, "tp")
     supported_precisions = ("fp16", "fp16_apex", "fp16_naive", "bf16", "fp8", "fp32")
 
     def __init__(
@@ -145,7 +152,7 @@ class TorchDDPPlugin(DataParallelPlugin):
         mesh = current_mesh()
         check_device(device, mesh)
         boosted = wrap_parts(parts, device, precision)
-        replicated = self._ddp.replicate(boosted.model, mesh.group("dp"))
+        replicated = self._ddp.replicate(boosted.model, mesh)
         in_model = set(boosted.model.parameters())
         masters = [] if boosted.optimizer is None else [p for p in boosted.optimizer.parameters if p not in in_model]
         # DDP broadcasts the parameters only: the first step would bring the initial values of each rank back

@@ -36,8 +36,8 @@ def check_fully_shardable(model: nn.Module) -> None:
     tp_sharded = next((name for name, each in model.named_parameters() if placement_of(each).is_compute_sharded), None)
     if tp_sharded is not None:
         raise UnsupportedError(
-            f"FSDP2 shards full parameters. Found {tp_sharded}, of which this rank has the shard of the mesh's tp "
-            "axis. Train layers of colossal.nn on such a mesh with TorchDDPPlugin, LowLevelZeroPlugin or "
+            f"FSDP2 shards full parameters. Found {tp_sharded}, of which this rank has a shard already, on the mesh's "
+            "tp or ep axis. Train layers of colossal.nn on such a mesh with TorchDDPPlugin, LowLevelZeroPlugin or "
             "GeminiPlugin, or use torch.nn's layers and HybridParallelPlugin."
         )
     refuse_gradient_hooks(model.named_parameters(), "FSDP2")

@@ -11,6 +11,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from colossal._src.cluster import ParallelMesh
 from colossal._src.interface import Keywords
+from colossal._src.tensor import DATA
 from colossal.errors import ConfigError, UnsupportedError
 
 if TYPE_CHECKING:
@@ -50,18 +51,18 @@ class FSDPOptions:
         """Return the mesh over which parameters are sharded."""
         group = self.process_group
         if isinstance(group, DeviceMesh):
-            if sorted(group.mesh.flatten().tolist()) != sorted(mesh.ranks("dp")):
+            if sorted(group.mesh.flatten().tolist()) != sorted(mesh.ranks(DATA)):
                 raise ConfigError(
                     f"A mesh of replicas and shards arranges the ranks of the dp axis, {list(mesh.ranks('dp'))}. "
                     f"Found {group.mesh.tolist()}. Make it of these ranks, each once."
                 )
             return group
-        if group is not None and group is not mesh.group("dp"):
+        if group is not None and group is not mesh.group(DATA):
             raise ConfigError(
                 "TorchFSDPPlugin shards over the dp axis of the mesh in force. Found a process_group of other ranks. "
                 "Leave process_group out, and train inside of `with ParallelMesh(...)` whose dp axis has these ranks."
             )
-        return mesh.device_mesh["dp"]
+        return mesh.device_mesh[DATA]
 
     def check_device(self, device: torch.device) -> None:
         """Refuse to offload to the memory in which the parameters are."""

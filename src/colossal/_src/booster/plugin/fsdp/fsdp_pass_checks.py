@@ -9,6 +9,7 @@ from torch import nn
 
 from colossal._src.cluster import ParallelMesh
 from colossal._src.comm import end_graphs_in, equal_text_on_all_ranks
+from colossal._src.tensor import DATA
 from colossal.errors import CommunicationError, ConfigError, UnsupportedError
 
 _DIFFERENT = (
@@ -27,7 +28,7 @@ class PassChecks:
     def __init__(self, model: nn.Module, units: Sequence[nn.Module], mesh: ParallelMesh) -> None:
         names = {module: name for name, module in model.named_modules()}
         self._root: Any = model
-        self._group, self._has_peers = mesh.group("dp"), mesh.size("dp") > 1
+        self._group, self._has_peers = mesh.group(DATA), mesh.size(DATA) > 1
         self._order: list[str] = []
         self._agreed: list[str] | None = None
         self._used: list[str] | None = None

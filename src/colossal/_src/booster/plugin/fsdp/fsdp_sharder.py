@@ -19,7 +19,7 @@ from colossal._src.booster.plugin.fsdp.fsdp_optimizer import (
 from colossal._src.booster.plugin.fsdp.fsdp_options import FSDPOptions
 from colossal._src.booster.plugin.fsdp.fsdp_pass_checks import PassChecks
 from colossal._src.booster.plugin.replica_sync import (
-    ScalarGradAverager,
+    HookedAverager,
     broadcast_buffers_before_forward,
     check_equal_digests,
     check_same_lazy_tensors,
@@ -42,7 +42,7 @@ class FSDPSharder:
         self._mesh = mesh
         self._shard_mesh = options.mesh_for(mesh)
         self._modules: list[Any] = []
-        self._scalar_grad_averager = ScalarGradAverager((), mesh)
+        self._scalar_grad_averager = HookedAverager((), mesh)
         self._has_unreduced_grads = False
         self._passes: PassChecks | None = None
 
@@ -65,7 +65,7 @@ class FSDPSharder:
         # called for its errors, while the model is still as the user built it
         unit_dtypes([*units, model], ignored | unsharded)
         self._apply_fully_shard([*units, model], ignored | unsharded, optimizer)
-        self._scalar_grad_averager = ScalarGradAverager(scalars, self._mesh)
+        self._scalar_grad_averager = HookedAverager(scalars, self._mesh)
         broadcast_buffers_before_forward(model, self._mesh)
         model.register_forward_hook(self._reshard_after_eval)
         self._passes = PassChecks(model, units, self._mesh)

@@ -18,6 +18,7 @@ from colossal._src.booster.plugin.fsdp.fsdp_pass_checks import explain_backward_
 from colossal._src.booster.plugin.fsdp.fsdp_sharder import FSDPSharder
 from colossal._src.cluster import current_mesh
 from colossal._src.interface import Boosted, Capabilities, Parts
+from colossal._src.tensor import DATA
 
 if TYPE_CHECKING:
     from torch.distributed import fsdp
@@ -89,7 +90,7 @@ class TorchFSDPPlugin(DataParallelPlugin):
         torch.Size([4, 2]) torch.Size([2, 2])
     """
 
-    supported_axes = ("dp",)
+    supported_axes = (DATA,)
     supported_precisions = ("fp16", "bf16", "fp8", "fp32")
 
     def __init__(

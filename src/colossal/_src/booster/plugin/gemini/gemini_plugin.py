@@ -21,6 +21,7 @@ from colossal._src.interface import (
     keywords_for,
     reduce_in_each_pass,
 )
+from colossal._src.tensor import DATA
 from colossal._src.zero import ZeroConfig
 from colossal.errors import ConfigError
 
@@ -140,10 +141,10 @@ class GeminiPlugin(DataParallelPlugin):
         Parameter of (3, 4) in torch.bfloat16 on cpu, whose values are in a chunk [(torch.float32, torch.Size([6]))]
     """
 
-    supported_axes = ("dp", "tp")
+    supported_axes = (DATA, "tp")
     supported_precisions = ("fp16", "bf16", "fp32")
     has_own_precision = True
-    _lora_axes = ("tp", "dp")
+    _lora_axes = supported_axes
 
     chunk_config_dict: Mapping[int, Mapping[str, Any]] | None = None
     chunk_init_device: torch.device | str | int | None = None

@@ -8,7 +8,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from colossal._src.booster.plugin.hybrid.stage_sharding import parameters_of
-from colossal._src.cluster import ParallelMesh
+from colossal._src.cluster import AXES, Axis, ParallelMesh
 from colossal._src.comm import gather_objects
 from colossal._src.interface import FullModelSpec, FullOptimizerSpec, is_peft_model
 from colossal._src.pipeline import FullOutline, Stage, StageModules, StagePlacement
@@ -88,4 +88,5 @@ def _merge_groups(ranks: Sequence[Sequence[Sequence[str]]], outline: FullOutline
 
 def _ranks_with_same_stages(mesh: ParallelMesh) -> tuple[int, ...]:
     """The ranks that have the same stages."""
-    return mesh.ranks("dp", "sp", "tp")
+    axes: list[Axis] = [axis for axis in AXES if axis != "pp"]
+    return mesh.ranks(*axes)

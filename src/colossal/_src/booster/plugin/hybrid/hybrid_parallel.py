@@ -13,11 +13,11 @@ from torch.optim import Optimizer
 from colossal._src.booster.mixed_precision import MixedPrecision
 from colossal._src.booster.plugin.data_parallel import DataParallelPlugin, check_device
 from colossal._src.booster.plugin.hybrid.hybrid_options import parse_hybrid_options
-from colossal._src.cluster import ParallelMesh
+from colossal._src.cluster import AXES, ParallelMesh
 from colossal._src.interface import Boosted, Parts
 from colossal._src.pipeline import PipelineStageManager, PipelineStyle, StageModules
 from colossal._src.shardformer import GradientCheckpointConfig, PipelineGradientCheckpointConfig, ShardConfig
-from colossal._src.tensor import ParallelPlan
+from colossal._src.tensor import DATA, ParallelPlan
 
 
 @final
@@ -125,10 +125,10 @@ class HybridParallelPlugin(DataParallelPlugin):
         torch.Size([24, 48]) 2
     """
 
-    supported_axes = ("dp", "pp", "sp", "tp")
+    supported_axes = AXES
     supported_precisions = ("fp16", "bf16", "fp32")
     has_own_precision = True
-    _lora_axes = ("tp", "sp", "dp", "pp")
+    _lora_axes = AXES
 
     def __init__(
         self,
@@ -205,7 +205,7 @@ class HybridParallelPlugin(DataParallelPlugin):
     @property
     def dp_size(self) -> int:
         """Replicas, which see different data."""
-        return self.mesh.size("dp")
+        return self.mesh.size(DATA)
 
     @cached_property
     def _replicas(self) -> ParallelMesh:
@@ -236,7 +236,7 @@ class HybridParallelPlugin(DataParallelPlugin):
     @property
     def dp_group(self) -> ProcessGroup:
         """The process group of the replicas that see different data."""
-        return self.mesh.group("dp")
+        return self.mesh.group(DATA)
 
     @property
     def shard_config(self) -> ShardConfig:

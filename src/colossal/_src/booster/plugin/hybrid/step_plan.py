@@ -23,7 +23,7 @@ from colossal._src.cluster import AXES, Axis
 from colossal._src.comm import CommCounter, count_collective
 from colossal._src.interface import OptimizerWrapper
 from colossal._src.pipeline import SCHEDULES, PipelineOrder, map_tensors, p2p_messages, split_batch
-from colossal._src.tensor import placement_of
+from colossal._src.tensor import DATA, placement_of
 from colossal._src.zero import ZeroShards
 from colossal.errors import ConfigError, MeshError, UnsupportedError
 
@@ -170,7 +170,7 @@ def _check(begin: Assembly) -> None:
             f"A step is planned whose ranks have full sequences. Found sequence parallelism, mode {sharing.mode!r}, "
             "whose hidden states are not planned yet. Plan without sequence parallelism: with it a rank keeps less."
         )
-    backend = dist.get_backend(mesh.group("dp"))
+    backend = dist.get_backend()
     if backend != "fake":
         raise MeshError(
             f"A step is planned in a fake process group. Found one that communicates through {backend}. Plan in one "
@@ -267,13 +267,13 @@ def _update(optimizer: OptimizerWrapper, built: Assembly) -> None:
             for shard, grad in bucket.grads():
                 shard.grad = grad
     else:
-        size = built.replicas.size("dp")
+        size = built.replicas.size(DATA)
         if built.options.pp_size > 1:
             GradientAverager(built.stages, built.replicas, built.options.ddp).average()
         elif size > 1:
             compress_fp8 = built.options.ddp.fp8_communication
             num_bytes = ddp_comm_bytes(built.all_stages.parameters(), size, compress_fp8=compress_fp8)
-            count_collective("all_reduce", "dp", num_bytes)
+            count_collective("all_reduce", DATA, num_bytes)
         if masters is not None:
             masters.copy_grads_to_masters()
     optimizer.optim.step()

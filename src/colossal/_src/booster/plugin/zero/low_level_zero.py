@@ -25,7 +25,7 @@ from colossal._src.interface import (
     Parts,
     reduce_in_each_pass,
 )
-from colossal._src.tensor import broadcast_values, move_module
+from colossal._src.tensor import DATA, broadcast_values, move_module
 from colossal._src.zero import ZeroConfig, ZeroShards, shard_optimizer
 from colossal.errors import ConfigError
 
@@ -101,7 +101,7 @@ class LowLevelZeroPlugin(DataParallelPlugin):
         torch.bfloat16 [(torch.float32, torch.Size([6]))]
     """
 
-    supported_axes = ("dp", "tp")
+    supported_axes = (DATA, "tp")
     supported_precisions = ("fp16", "bf16", "fp32")
     has_own_precision = True
 
@@ -176,7 +176,7 @@ class LowLevelZeroPlugin(DataParallelPlugin):
         wrapper = ModelWrapper(model)
         if options.dtype is not None and options.cast_inputs:
             cast_inputs_and_outputs(wrapper, options.dtype)
-        if optimizer is None and mesh.size("dp") > 1:
+        if optimizer is None and mesh.size(DATA) > 1:
             wrapper.register_forward_hook(_refuse_backward)
         boosted = Boosted(wrapper, optimizer, parts.criterion, parts.dataloader, parts.lr_scheduler)
         return replace(boosted, capabilities=self._capabilities(optimizer))
