@@ -55,5 +55,5 @@ def test_what_makes_no_grid_is_refused_with_what_does(tp, mode, depth, words) ->
 
 
 def test_an_axis_of_another_mode_is_refused() -> None:
-    with fake_world(4), pytest.raises(MeshError, match=r"pp, dp, sp, tp, row, col\. Found 'depth'"):
+    with fake_world(4), pytest.raises(MeshError, match=r"pp, dp, sp, tp, row, col, edp, ep\. Found 'depth'"):
         ParallelMesh(tp=4, tp_mode="2d").size("depth")

@@ -11,7 +11,7 @@ from colossal._src.amp import cast_model, castable_parameters
 from colossal._src.cluster import ParallelMesh, current_mesh
 from colossal._src.comm import Partition
 from colossal._src.interface import check_dense_gradients
-from colossal._src.tensor import broadcast_values, local_of, operators_of, placement_of, replicas_of
+from colossal._src.tensor import broadcast_values, copy_placement, local_of, operators_of, placement_of
 from colossal._src.zero.gemini.chunk import Chunk
 from colossal._src.zero.gemini.chunk_manager import ChunkManager
 from colossal._src.zero.gemini.chunk_search import (
@@ -193,7 +193,7 @@ def _fill(chunk: Chunk, device: torch.device) -> None:
         if isinstance(parameter, LazyTensor):
             parameter.materialize()
         values = local_of(parameter).detach().to(device).contiguous()
-        replicas_of(parameter, current_mesh()).channel().broadcast([values])
+        broadcast_values([copy_placement(values, parameter)], current_mesh())
         chunk.load_values(index, values)
         # else this parameter would stay in memory while the next one is materialized
         del values
