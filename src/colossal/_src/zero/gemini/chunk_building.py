@@ -1,7 +1,8 @@
 """From a model to its chunks."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from collections.abc import Set as AbstractSet
+from typing import Any
 
 import torch
 from torch import distributed as dist
@@ -11,7 +12,13 @@ from colossal._src.amp import cast_model, castable_parameters
 from colossal._src.cluster import ParallelMesh, current_mesh
 from colossal._src.comm import Partition
 from colossal._src.interface import check_dense_gradients
-from colossal._src.tensor import broadcast_values, copy_placement, local_of, operators_of, placement_of
+from colossal._src.tensor import (
+    broadcast_values,
+    copy_placement,
+    local_of,
+    operators_of,
+    placement_of,
+)
 from colossal._src.zero.gemini.chunk import Chunk
 from colossal._src.zero.gemini.chunk_manager import ChunkManager
 from colossal._src.zero.gemini.chunk_search import (
@@ -32,11 +39,13 @@ from colossal.errors import ConfigError
 _DEFAULT_STEP = 1024
 
 DeviceLike = torch.device | str | int | None
+PartitionOf = Callable[[nn.Parameter], Partition]
 
 
 def build_chunks(
     model: nn.Module,
     partition: Partition,
+    partition_of: PartitionOf,
     config: GeminiConfig,
     gradients: ZeroConfig,
     device: torch.device,
@@ -46,14 +55,16 @@ def build_chunks(
 ) -> ChunkManager:
     """Put the parameters of a model into chunks, one parameter after the other; all ranks get those of the first.
 
+    `partition_of` says over which ranks each parameter is partitioned; all ranks of `partition` agree on what they use.
+
     Communication: broadcast, dp, the model's bytes.
     """
     check_chunkable(model)
     memory, traffic = _memory(partition, config, device), TransferLog()
     half, chunks = set() if dtype is None else set(castable_parameters(model)), list[Chunk]()
-    for run, chunk_placement in _plan(model, partition, config, memory, memstats, half):
+    for run, chunk_placement in _plan(model, partition, partition_of, config, memory, memstats, half):
         own = dtype if run[0] in half else None
-        chunks.append(Chunk(run, partition, gradients, memory, traffic, chunk_placement, own, len(chunks)))
+        chunks.append(Chunk(run, partition_of(run[0]), gradients, memory, traffic, chunk_placement, own, len(chunks)))
         _fill(chunks[-1], device)
     memory.expect(max((chunk.num_bytes for chunk in chunks), default=0))
     _place_buffers(model, device, dtype)
@@ -84,7 +95,9 @@ def check_replicas(model: nn.Module, partition: Partition, mesh: ParallelMesh) -
     ranks = set(dist.get_process_group_ranks(partition.group))
     for name, parameter in model.named_parameters():
         placement = placement_of(parameter)
-        if placement.is_compute_sharded and len(ranks & {*placement.layout.ranks}) > 1:
+        if not placement.is_compute_sharded or set(placement.layout.ranks) <= set(mesh.ranks("ep")):
+            continue  # experts are partitioned over the ranks of edp
+        if len(ranks & {*placement.layout.ranks}) > 1:
             raise ConfigError(
                 "Chunks are sharded over ranks that hold replicas. Found that the ranks "
                 f"{sorted(ranks)} hold different shards of {name}, which is sharded over {placement.layout.ranks}. "
@@ -125,13 +138,14 @@ def _memory(partition: Partition, config: GeminiConfig, device: torch.device) ->
 def _plan(
     model: nn.Module,
     partition: Partition,
+    partition_of: PartitionOf,
     config: GeminiConfig,
     memory: DeviceMemory,
     memstats: ParameterOrder | None,
     half: AbstractSet[nn.Parameter],
 ) -> Iterable[tuple[list[nn.Parameter], ChunkPlacement]]:
     """Return the parameters of each chunk, and its placement."""
-    runs, stay_full = _runs(model, partition, config, memstats, half)
+    runs, stay_full = _runs(model, partition, partition_of, config, memstats, half)
     placements = config.placement.place_chunks([sum(each.numel() for each in run) for run in runs], memory)
     if stay_full:
         placements = [
@@ -143,6 +157,7 @@ def _plan(
 def _runs(
     model: nn.Module,
     partition: Partition,
+    partition_of: PartitionOf,
     config: GeminiConfig,
     memstats: ParameterOrder | None,
     half: AbstractSet[nn.Parameter],
@@ -173,8 +188,10 @@ def _runs(
     size = int(own["chunk_size"])
     order: Sequence[nn.Parameter] = ordered_parameters(model, memstats)
     separate, runs = unshared_parameters(model, size), list[list[nn.Parameter]]()
-    for is_half in (True, False):  # a chunk has one type: parameters next to running statistics stay in their own
-        members = [parameter for parameter in order if (parameter in half) == is_half]
+    kinds: dict[Any, list[nn.Parameter]] = {}
+    for parameter in order:  # a chunk has one type: parameters next to running statistics stay in their own
+        kinds.setdefault((partition_of(parameter), parameter in half), []).append(parameter)
+    for members in kinds.values():
         runs.extend(pack_parameters(members, size, separate=separate))
     position = {parameter: index for index, parameter in enumerate(order)}
     return sorted(runs, key=lambda run: position[run[0]]), bool(own.get("keep_gathered", False))

@@ -1,6 +1,6 @@
 """A model whose parameters are in chunks."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from copy import deepcopy
 from dataclasses import InitVar, dataclass
 from typing import Any, NoReturn, final
@@ -10,7 +10,7 @@ from torch import distributed as dist
 from torch import nn
 
 from colossal._src.amp import cast_floats, cast_inputs_and_outputs
-from colossal._src.cluster import current_mesh
+from colossal._src.cluster import ParallelMesh, current_mesh
 from colossal._src.comm import Partition
 from colossal._src.interface import (
     SAVE_AND_GENERATE,
@@ -25,10 +25,11 @@ from colossal._src.interface import (
     refuse_copy,
     unwrap_model,
 )
-from colossal._src.tensor import Replicas, backing_shard, local_regions_of, operators_mesh
+from colossal._src.tensor import Replicas, backing_shard, local_regions_of, operators_mesh, replicas_of
 from colossal._src.zero.gemini.chunk_building import DeviceLike, build_chunks, check_devices, check_replicas
 from colossal._src.zero.gemini.chunk_search import ParameterOrder
 from colossal._src.zero.gemini.gemini_config import GeminiConfig
+from colossal._src.zero.partitions import Partitions
 from colossal._src.zero.zero_config import ZeroConfig
 from colossal.errors import UnsupportedError
 
@@ -183,6 +184,7 @@ class GeminiDDP(ModelWrapper):
             self.chunks = build_chunks(
                 module,
                 self.partition,
+                self._partition_of(mesh),
                 keywords.read(GeminiConfig),
                 self.gradients,
                 device,
@@ -197,6 +199,16 @@ class GeminiDDP(ModelWrapper):
             cast_inputs_and_outputs(self, self.dtype)
         elif self.force_outputs_fp32:
             self.register_forward_hook(lambda _module, _args, outputs: cast_floats(outputs, torch.float32))
+
+    def _partition_of(self, mesh: ParallelMesh) -> Callable[[nn.Parameter], Partition]:
+        """Partition what is sharded over ranks of the dp axis, as experts are, over those with the same shard."""
+        partitions, over_dp = Partitions(mesh, self.gradients.fp8_communication), Replicas(mesh)
+
+        def partition_of(parameter: nn.Parameter) -> Partition:
+            replicas = replicas_of(parameter, mesh)
+            return self.partition if replicas == over_dp else partitions.over(replicas)
+
+        return partition_of
 
     def _run(self, *args: Any, **kwargs: Any) -> Any:
         with self.chunks.forward_pass():
