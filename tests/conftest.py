@@ -28,6 +28,15 @@ OPEN_FILES = Path("/proc/self/fd")
 TESTS = Path(__file__).parent
 SUMMARY_WIDTH = 230
 SLOW_FILE = re.compile(r"^pytestmark = .*\bpytest\.mark\.slow\b", re.MULTILINE)
+PLUGIN_MODULES = (
+    "colossal.nn.optimizer",
+    "colossal._src.booster.plugin.ddp.torch_ddp",
+    "colossal._src.booster.plugin.fsdp.torch_fsdp",
+    "colossal._src.booster.plugin.gemini.gemini_plugin",
+    "colossal._src.booster.plugin.hybrid.hybrid_parallel",
+    "colossal._src.booster.plugin.zero.low_level_zero",
+)
+"""What `colossal.booster.plugin` imports of itself only when a plugin is asked for."""
 CACHES = {".pytest_cache", ".hypothesis"}
 WORKER = "PYTEST_XDIST_WORKER"  # a file may be that of another worker, in the same folder
 SETTLE_SECONDS = scaled(30.0)
@@ -55,8 +64,9 @@ def pytest_configure(config: pytest.Config) -> None:
     width = torch.backends.cpu.get_cpu_capability()
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(Path(tempfile.gettempdir(), f"torchinductor_{os.getuid()}_{width}"))
     tqdm.tqdm.monitor_interval = 0  # no thread that watches progress bars and outlives the test that first shows one
-    # A rank that imports these itself needs 0.3 s for pytest, and longer than for most of what it runs.
-    PRELOADED.extend(["pytest", "sklearn.datasets", "transformers.models.llama.modeling_llama", "families"])
+    # A rank that imports these itself needs 0.3 s for pytest, and longer than for most of what it runs. Helpers are not
+    # among them: before Python 3.14 the fork server does not look where pytest does.
+    PRELOADED.extend(["pytest", "sklearn.datasets", "transformers.models.llama.modeling_llama", *PLUGIN_MODULES])
 
 
 def _pretend() -> None:

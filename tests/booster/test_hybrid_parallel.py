@@ -142,7 +142,8 @@ def alone(name: str, num_parts: int) -> dict[str, Any]:
     return {"losses": losses, "norms": norms, "parameters": dict(model.named_parameters(remove_duplicate=False))}
 
 
-IN_GATE = ("pp2-v", "tp2-dp2-zero1", "tp2-split", "sp2-heads", "sp2-ring")
+# Of all_to_all, `test_sequence.py` compares gradients of all families, and the equality matrix steps of one.
+IN_GATE = ("pp2-v", "tp2-dp2-zero1", "tp2-split", "sp2-ring")
 
 
 @pytest.fixture(

@@ -28,7 +28,14 @@ SETTINGS: dict[str, tuple[int, dict[str, Any]]] = {
     "data, 2d": (8, {"parallel": {"tensor": GRID}, "gradient_accumulation": 2}),
     "accumulation": (2, {**DATA, "gradient_accumulation": 4}),
     "clipping": (2, {**DATA, **CLIP}),
+    "clipping, 1d": (2, {"parallel": {"tensor": ONE_D}, "gradient_accumulation": 2, **CLIP}),
     "clipping, 2d": (4, {"parallel": {"tensor": GRID}, **CLIP}),
+    "clipping, 2.5d": (8, {"parallel": {"tensor": {"size": 8, "mode": "2.5d", "depth": 2}}, **CLIP}),
+    "clipping, 3d": (8, {"parallel": {"tensor": {"size": 8, "mode": "3d"}}, **CLIP}),
+    "clipping, interleaved": (2, {**PIPE, "NUM_CHUNKS": 2, **CLIP}),
+    "accumulation, pipeline": (2, {**PIPE, "gradient_accumulation": 2}),
+    "accumulation, 3d": (8, {"parallel": {"tensor": {"size": 8, "mode": "3d"}}, "gradient_accumulation": 2}),
+    "handler, 1d": (4, {"parallel": {"tensor": ONE_D}, "gradient_handler": HANDLER}),
     "accumulation, clipping, pipeline": (4, {**PIPE, "gradient_accumulation": 2, **CLIP}),
     "handler": (2, {**DATA, "gradient_handler": HANDLER, "gradient_accumulation": 2}),
     "handler, pipeline": (4, {**PIPE, "gradient_handlers": HANDLER}),
@@ -36,7 +43,10 @@ SETTINGS: dict[str, tuple[int, dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("name", SETTINGS)
+BY_RANKS = [pytest.param(name, marks=[pytest.mark.slow] if size >= 8 else []) for name, (size, _) in SETTINGS.items()]
+
+
+@pytest.mark.parametrize("name", BY_RANKS)
 def test_an_engine_equals_one_process(name: str) -> None:
     size, config = SETTINGS[name]
     expected, ranks = train_alone(config.get("clip_grad_norm", 0.0)), run_processes(train, size, config)

@@ -18,6 +18,7 @@ REQUIRED = {
     "MultiplicativeLR": {"lr_lambda": lambda _: 1.0},
 }
 WITH_WARMUP = [name for name in lr_scheduler.__all__ if "Warmup" in name]
+MAY_BE_ALL_WARM_UP = "LinearWarmupLR"
 
 
 def optimizer_of(
@@ -43,8 +44,27 @@ def test_total_steps_must_be_a_positive_integer(name: str, total_steps: object) 
 @pytest.mark.parametrize("name", WITH_WARMUP)
 @pytest.mark.parametrize("warmup_steps", [10, 11, -1, 1.5])
 def test_the_warm_up_must_leave_room_for_the_curve(name: str, warmup_steps: object) -> None:
+    if name == MAY_BE_ALL_WARM_UP and warmup_steps in (10, 11):
+        assert build(name, warmup_steps=warmup_steps).total_steps == warmup_steps
+        return
     with pytest.raises(ConfigError, match="warmup_steps must be"):
         build(name, warmup_steps=warmup_steps)
+
+
+@pytest.mark.parametrize("total_steps", [2, 4])
+def test_a_linear_warm_up_beyond_the_last_step_is_a_warm_up_alone(
+    total_steps: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    optimizer = optimizer_of()
+    with caplog.at_level("WARNING"):
+        schedule = build(MAY_BE_ALL_WARM_UP, optimizer, total_steps, warmup_steps=4)
+    assert f"warmup_steps=4 and total_steps={total_steps}" in caplog.text
+    rates = [schedule.get_last_lr()[0]]
+    for _ in range(6):
+        optimizer.step()
+        schedule.step()
+        rates.append(schedule.get_last_lr()[0])
+    assert rates == pytest.approx([0.1 * share for share in (0.2, 0.4, 0.6, 0.8, 1.0, 1.0, 1.0)])
 
 
 @pytest.mark.parametrize("name", ["FlatAnnealingLR", "FlatAnnealingWarmupLR", "OneCycleLR"])

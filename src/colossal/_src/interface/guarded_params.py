@@ -129,6 +129,9 @@ class WorkingParameter(ClippedByOptimizer):
             )
 
 
+_GUARDED = (ClippedByOptimizer, WorkingParameter)
+
+
 def guard_parameters(held: Iterable[nn.Parameter], masters: MasterParams | None, *, has_full_grads: bool) -> None:
     """Guard what an optimizer holds and the parameters of the model; or lift that, where gradients are in full."""
     kind = nn.Parameter if has_full_grads else ClippedByOptimizer
@@ -147,20 +150,20 @@ def lift_guards(parameters: Iterable[nn.Parameter]) -> None:
 
 @contextmanager
 def plain_parameters(held: Iterable[nn.Parameter]) -> Iterator[None]:
-    """Let what an optimizer holds be plain parameters while it updates them."""
-    guarded: list[nn.Parameter] = [parameter for parameter in held if type(parameter) is ClippedByOptimizer]
-    for parameter in guarded:
+    """Let guarded parameters be plain ones while they are updated: operations take longer for those of a subclass."""
+    guarded = [(parameter, type(parameter)) for parameter in held if type(parameter) in _GUARDED]
+    for parameter, _ in guarded:
         parameter.__class__ = nn.Parameter
     try:
         yield
     finally:
-        for parameter in guarded:
-            parameter.__class__ = ClippedByOptimizer
+        for parameter, kind in guarded:
+            parameter.__class__ = kind
 
 
 def _become(parameter: nn.Parameter, kind: type[nn.Parameter]) -> None:
     # in place: layers and optimizers refer to this object; not DTensors, nor those that are fetched or quantized
-    if type(parameter) in (nn.Parameter, ClippedByOptimizer, WorkingParameter):
+    if type(parameter) in (nn.Parameter, *_GUARDED):
         parameter.__class__ = kind
 
 

@@ -270,7 +270,8 @@ class OptimizerWrapper(ClippingMixin, TorchOptimizer):
         OptimizerWrapper._num_steps += 1
         # all ranks skip the same steps: none waits for the others in the gather
         if self.masters is not None and not self.scaler.skipped:
-            self.masters.copy_params_from_masters()
+            with plain_parameters(self.masters.pairs.values()):
+                self.masters.copy_params_from_masters()
         if not self.scaler.skipped:
             self._run_post_hooks(() if closure is None else (closure,))
         return result

@@ -74,7 +74,7 @@ class Cosine:
 
 @dataclass(frozen=True)
 class Polynomial:
-    """A power of the remaining fraction of steps, from ``base`` down to ``end_lr``."""
+    """A power of the remaining fraction of steps, from ``base`` down to ``end_lr``; ``base`` if there is no step."""
 
     steps: int
     end_lr: float
@@ -82,6 +82,8 @@ class Polynomial:
 
     def rate(self, step: int, base: float) -> float:
         """Return the rate at ``step``."""
+        if not self.steps:
+            return base
         return self.end_lr + (base - self.end_lr) * (1 - step / self.steps) ** self.power
 
 

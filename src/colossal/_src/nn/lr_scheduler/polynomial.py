@@ -5,7 +5,14 @@ from typing import final
 from torch.optim import Optimizer
 
 from colossal._src.nn.lr_scheduler.curve import Polynomial, WarmUp
-from colossal._src.nn.lr_scheduler.schedule import Schedule, check_final_lr, check_number, steps_after_warmup
+from colossal._src.nn.lr_scheduler.schedule import (
+    Schedule,
+    check_final_lr,
+    check_integer,
+    check_number,
+    steps_after_warmup,
+)
+from colossal.logging import get_dist_logger
 
 
 def _polynomial(optimizer: Optimizer, steps: int, end_lr: float, power: float) -> Polynomial:
@@ -19,13 +26,14 @@ class LinearWarmupLR(Schedule):
     .. math::
         \eta_k = b \frac{k + 1}{w + 1} \; (k < w), \qquad \eta_k = b \frac{T - k}{T - w} \; (w \le k \le T)
 
-    with the base rate :math:`b`, :math:`w` = ``warmup_steps`` and :math:`T` = ``total_steps``; zero afterwards. Source:
-    Devlin et al., "BERT", arXiv:1810.04805.
+    with the base rate :math:`b`, :math:`w` = ``warmup_steps`` and :math:`T` = ``total_steps``; zero afterwards. Where
+    :math:`T \le w` there is nothing after the warm-up: it takes its :math:`w` steps, the base rate is held afterwards,
+    and a warning says that no rate goes down. Source: Devlin et al., "BERT", arXiv:1810.04805.
 
     Args:
         optimizer: The plain PyTorch optimizer.
         total_steps: Steps of the entire schedule, the warm-up included.
-        warmup_steps: Steps of the warm-up, below ``total_steps``.
+        warmup_steps: Steps of the warm-up, usually below ``total_steps``.
         last_epoch: The last step that was done, -1 for a fresh start.
 
     Raises:
@@ -46,7 +54,18 @@ class LinearWarmupLR(Schedule):
     """
 
     def __init__(self, optimizer: Optimizer, total_steps: int, warmup_steps: int = 0, last_epoch: int = -1) -> None:
-        line = _polynomial(optimizer, steps_after_warmup(total_steps, warmup_steps), 0.0, 1.0)
+        check_integer("warmup_steps", warmup_steps, at_least=0)
+        check_integer("total_steps", total_steps, at_least=1)
+        # Programs of the older documentation count epochs here and steps there, and end within the warm-up.
+        if warmup_steps >= total_steps:
+            get_dist_logger().warning(
+                "LinearWarmupLR goes down after its warm-up if warmup_steps is below total_steps. Found "
+                f"warmup_steps={warmup_steps} and total_steps={total_steps}: the rate rises for {warmup_steps} steps, "
+                "and is held afterwards. Count both in calls of step().",
+                ranks=[0],
+            )
+            total_steps = warmup_steps
+        line = _polynomial(optimizer, total_steps - warmup_steps, 0.0, 1.0)
         super().__init__(optimizer, WarmUp(warmup_steps, line), last_epoch)
 
 
