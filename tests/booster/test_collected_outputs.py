@@ -54,13 +54,15 @@ def ask(options: dict[str, Any], names: tuple[str, ...]) -> list[str]:
         with pytest.raises(UnsupportedError) as by_keyword:
             step(**{name: True})
         messages.append(str(by_keyword.value))
-        if name != "output_attentions":  # which transformers refuses for most functions of attention
-            setattr(config, name, True)
+        if name == "output_attentions":  # which transformers refuses for most functions of attention
+            continue
+        for own in (config, model.unwrap().config):  # of a pipeline another one, that of the full model
+            setattr(own, name, True)
             with pytest.raises(UnsupportedError) as by_configuration:
                 step()
             assert str(by_configuration.value) == messages[-1]
             step(**{name: False})  # a keyword outweighs the configuration
-            setattr(config, name, False)
+            setattr(own, name, False)
     step()
     return messages
 

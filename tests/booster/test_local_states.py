@@ -13,10 +13,11 @@ import torch
 from families import build, inputs_of
 from plugins import plugins
 from safetensors.torch import save_file
+from torch import distributed as dist
 from torch import nn
 
 from colossal.booster import Booster
-from colossal.errors import ConfigError, UnsupportedError
+from colossal.errors import CommunicationError, ConfigError, UnsupportedError
 from colossal.testing import run_processes
 
 PLUGINS = plugins("DDP", "FSDP", "ZeRO-1", "ZeRO-2", "Gemini", "Hybrid with ZeRO-1", "tp2", "pp2")
@@ -118,3 +119,19 @@ def local(value: torch.Tensor) -> torch.Tensor:
 )
 def test_the_state_of_one_rank_is_not_saved_as_if_it_were_full(plugins: list[str], tmp_path: Path) -> None:
     run_processes(check_states, 2, plugins, str(tmp_path))
+
+
+def gather_on_one_rank() -> str:
+    net = nn.Linear(6, 2)
+    model, *_ = Booster(device="cpu", plugin=PLUGINS["Gemini"]()).boost(net, torch.optim.SGD(net.parameters()))
+    try:
+        model.state_dict() if dist.get_rank() == 0 else dist.barrier()
+    except CommunicationError as error:
+        return str(error)
+    return ""
+
+
+def test_a_state_that_one_rank_gathers_alone_says_who_has_to_call() -> None:
+    first, _ = run_processes(gather_on_one_rank, 2)
+    assert "model.state_dict() on all ranks" in first
+    assert "rank 1 called barrier" in first

@@ -57,6 +57,7 @@ class PipelineExecutor:
         microbatching: Microbatching,
         enable_metadata_cache: bool = True,
         forward_context: Callable[[], AbstractContextManager[Any]] = nullcontext,
+        full_spec: Any = None,  # with the configuration of the full model, in which programs set flags
     ) -> None:
         self.stages = {stage.index: stage for stage in stages}
         self._placement, self._mesh, self._microbatching = placement, mesh, microbatching
@@ -64,7 +65,7 @@ class PipelineExecutor:
         self._shared = TiedGradientReducer(self.stages, placement, self._links, mesh.rank("pp"))
         self._caches = enable_metadata_cache
         self._known: dict[int, dict[int, tuple[TensorMeta, ...]]] = {}
-        self._context = forward_context
+        self._context, self._full_spec = forward_context, full_spec
         self._orders = cache(lambda number, trains: (SCHEDULES[style] if trains else forward_only)(placement, number))
         self._recorded: list[Pass] | None = None
         self._unfinished: BaseException | None = None  # what ended the last step
@@ -198,10 +199,10 @@ class PipelineExecutor:
 
     def _check_outputs(self, batch: Any) -> None:
         if self._placement.num_stages > 1:
-            for stage in self.stages.values():
-                found = "Found a model in pipeline stages, each of which has some of the layers."
-                advice = "Use a plugin without pp_size, or a criterion of the outputs of the last layer."
-                refuse_collected_outputs(stage.module, batch, found, advice)
+            models = [self._full_spec, *(stage.module for stage in self.stages.values())]
+            found = "Found a model in pipeline stages, each of which has some of the layers."
+            advice = "Use a plugin without pp_size, or a criterion of the outputs of the last layer."
+            refuse_collected_outputs(models, batch, found, advice)
 
     def _to_device(self, batch: Any) -> Any:
         device = self._mesh.accelerator.get_current_device()

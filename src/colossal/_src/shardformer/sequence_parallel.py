@@ -65,7 +65,7 @@ def shard_sequence(model: nn.Module, plan: ParallelPlan, sp_config: SequencePara
 
 def _refuse_collected_outputs(model: nn.Module, _args: Any, kwargs: Mapping[str, Any]) -> None:
     found = "Found a model whose layers have some of the tokens on each rank."
-    refuse_collected_outputs(model, kwargs, found, "Use a plugin without sequence parallelism.")
+    refuse_collected_outputs([model], kwargs, found, "Use a plugin without sequence parallelism.")
 
 
 def _draw_by_tokens(model: nn.Module, first: nn.Module, last: nn.Module | None, stream: TokenStream) -> None:

@@ -166,7 +166,7 @@ def _parallelize(
 
 def _refuse_attentions(model: nn.Module, _args: Any, kwargs: Mapping[str, Any]) -> None:
     found = "Found a model whose attention has some of the heads on each rank."
-    refuse_collected_outputs(model, kwargs, found, "Use a plugin without tensor parallelism.", ["output_attentions"])
+    refuse_collected_outputs([model], kwargs, found, "Use a plugin without tensor parallelism.", ["output_attentions"])
 
 
 def _refuse_adapters(model: nn.Module, sp_config: SequenceParallelConfig) -> None:

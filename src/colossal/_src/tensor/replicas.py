@@ -95,9 +95,9 @@ def broadcast_values(tensors: Iterable[torch.Tensor], mesh: ParallelMesh, also: 
     tensors = list(tensors)
     for axis in also:
         same = [each for each in tensors if _is_replicated(placement_of(each), mesh, axis)]
-        Channel(axis, mesh).broadcast(map(local_of, same))
+        Channel(axis, mesh).broadcast([local_of(each) for each in same])
     for replicas, group in group_by_replicas(tensors, mesh).items():
-        replicas.channel().broadcast(map(local_of, group))
+        replicas.channel().broadcast([local_of(each) for each in group])
 
 
 def _is_replicated(placement: Placement, mesh: ParallelMesh, axis: Axis) -> bool:

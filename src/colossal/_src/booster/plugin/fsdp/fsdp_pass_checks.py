@@ -29,6 +29,7 @@ class PassChecks:
         names = {module: name for name, module in model.named_modules()}
         self._root: Any = model
         self._group, self._has_peers = mesh.group(DATA), mesh.size(DATA) > 1
+        self._units: list[Any] = [*units, model]
         self._order: list[str] = []
         self._agreed: list[str] | None = None
         self._used: list[str] | None = None
@@ -57,6 +58,7 @@ class PassChecks:
                 "TorchFSDPPlugin keeps the memory of gathered parameters for later passes, which cannot write tensors "
                 "made in inference mode. Found a forward pass inside of torch.inference_mode(). Use torch.no_grad()."
             )
+        self._check_parameters()
         self._order = []
         if self._is_unfinished():
             if self._fails_in_backward() or self.keeps_gradients:
@@ -66,6 +68,22 @@ class PassChecks:
                     "where the exception is handled, and go on with the next batch."
                 )
             self.reset()
+
+    def _check_parameters(self) -> None:
+        """Refuse a parameter in the place of another, which FSDP2 would put back without a word."""
+        for module in self._units:
+            state = module._get_fsdp_state()  # noqa: SLF001 (torch has no public name for it)
+            for group in getattr(state, "_fsdp_param_groups", None) or filter(None, [state._fsdp_param_group]):  # noqa: SLF001 (nor this)
+                for held in group.fsdp_params:
+                    place = held._module_info  # noqa: SLF001 (nor this)
+                    own = place.module._parameters.get(place.param_name)  # noqa: SLF001 (without the search of getattr)
+                    if own is not held.sharded_param and own is not getattr(held, "_unsharded_param", None):
+                        raise ConfigError(
+                            "Under TorchFSDPPlugin a model keeps the parameters that it had when it was boosted. Found "
+                            f"another one in the place of {place.param_name} of a {type(place.module).__name__}, which "
+                            "FSDP2 would put back. Exchange it before boost, or write values into the parameter that "
+                            "is there: load_state_dict, or copy_ under torch.no_grad()."
+                        )
 
     def _note(self, name: str, *_forward: Any) -> None:
         self._order.append(name)

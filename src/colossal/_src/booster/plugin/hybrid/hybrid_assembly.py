@@ -226,10 +226,11 @@ def _connect_pipeline(built: Assembly, zero_shards: ZeroShards | None) -> tuple[
     options, stages, mesh = built.options, built.stages, built.mesh
     assert options.microbatching is not None
     streams = RandomStreams(mesh)
+    spec = built.full_spec.model_spec_of_stages(stages, mesh)
     run = PipelineExecutor(
-        stages, options.placement, mesh, options.style, options.microbatching, options.caches, forward_context=streams
+        stages, options.placement, mesh, options.style, options.microbatching, options.caches, streams, spec
     )
-    model = PipelinedModel(stages, run, built.full_spec.model_spec_of_stages(stages, mesh), built.full_spec.adapters)
+    model = PipelinedModel(stages, run, spec, built.full_spec.adapters)
     wrapper = ModelWrapper(model)
     set_random_streams(wrapper, streams)
     if zero_shards is not None:  # whose gradients are reduced when a step needs them, however many passes were before
