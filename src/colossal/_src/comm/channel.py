@@ -1,7 +1,8 @@
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 """One axis of a mesh, as the collectives see it."""
 
-from collections.abc import Callable, Iterable, Iterator
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, final
 
@@ -180,6 +181,31 @@ class Channel:
             dist.all_to_all_single(incoming, outgoing, group=self._group_for(outgoing))
         self._count("all_to_all", outgoing)
         return torch.cat(incoming.unbind(), join_dim)
+
+    def exchange_rows(self, rows: torch.Tensor, send: Sequence[int], receive: Sequence[int]) -> torch.Tensor:
+        """Send each rank the rows that are for it, as many as there are, and join what comes in.
+
+        Args:
+            rows: Of shape (sum of `send`, ...): those for the first rank, those for the second, and so on.
+            send: How many rows go to each rank, this one included.
+            receive: How many come from each rank: what that one's `send` says of this rank.
+
+        Returns:
+            The rows that came in, in the order of the ranks that sent them.
+
+        Communication: all_to_all, the axis, the bytes of the rows that leave this rank.
+        """
+        if self.size == 1:
+            return rows
+        incoming = rows.new_empty(sum(receive), *rows.shape[1:])
+        with LostPeerGuard():
+            dist.all_to_all_single(
+                incoming, rows.contiguous(), [*receive], [*send], group=self._group_for(rows)
+            )
+        num_bytes = (len(rows) - send[self.rank]) * math.prod(rows.shape[1:]) * rows.element_size()
+        for counter in self.counters:
+            counter.add("all_to_all", self.axis, num_bytes)
+        return incoming
 
     def broadcast(self, tensors: Iterable[torch.Tensor]) -> None:
         """Give all ranks the values of the axis' first rank, in place; small tensors travel together.

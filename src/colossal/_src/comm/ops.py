@@ -12,6 +12,7 @@ gather, partial_grad    all-gather            reduce-scatter: the ranks compute 
 scatter                 split                 all-gather: the shards' gradients make up that of the full tensor
 reduce_scatter          reduce-scatter        all-gather
 all_to_all              all-to-all            all-to-all the other way
+exchange_rows           uneven all-to-all     uneven all-to-all the other way
 ======================  ====================  =====================================================================
 
 Where the number of ranks does not divide a dimension, the shards are the chunks of `torch.chunk`, and are padded with
@@ -24,7 +25,7 @@ https://arxiv.org/abs/1909.08053 (replicate and reduce are its f and g).
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
@@ -287,6 +288,45 @@ def all_to_all(
         tensor,
         lambda x: channel.all_to_all(x, split_dim, join_dim),
         lambda g: channel.all_to_all(g, join_dim, split_dim),
+    )
+
+
+def exchange_rows(
+    rows: torch.Tensor, axis: Axis, send: Sequence[int], receive: Sequence[int], mesh: ParallelMesh | None = None
+) -> torch.Tensor:
+    """Send each rank the rows that are for it, and join what comes in; their gradients go back the same way.
+
+    Args:
+        rows: Of shape (sum of `send`, ...): those for the first rank, those for the second, and so on.
+        axis: The axis of the mesh.
+        send: How many rows go to each rank, this one included.
+        receive: How many come from each rank: what that one's `send` says of this rank.
+        mesh: The mesh; the ambient one by default.
+
+    Returns:
+        The rows that came in, in the order of the ranks that sent them, of shape (sum of `receive`, ...).
+
+    Communication: all_to_all, the axis, the bytes of the rows that leave this rank; backward all_to_all, the axis, the
+    bytes of the gradients that do.
+
+    Example:
+        >>> import torch
+        >>> from colossal._src import comm
+        >>> from colossal.cluster import ParallelMesh
+        >>> from colossal.testing import run_threads
+        >>> def program():
+        ...     with ParallelMesh(tp=2) as mesh:
+        ...         rank = mesh.rank("tp")
+        ...         rows = 10 * rank + torch.arange(3)[:, None]  # one for rank 0, two for rank 1
+        ...         return comm.exchange_rows(rows, "tp", [1, 2], [rank + 1, rank + 1]).flatten().tolist()
+        >>> run_threads(program, 2)
+        [[0, 10], [1, 2, 11, 12]]
+    """
+    channel = _channel(axis, mesh)
+    return _apply(
+        rows,
+        lambda x: channel.exchange_rows(x, send, receive),
+        lambda g: channel.exchange_rows(g, receive, send),
     )
 
 

@@ -14,7 +14,7 @@ from colossal._src.shardformer.model_options import MODEL_OPTIONS, apply_options
 from colossal._src.shardformer.plans import FAMILIES, plan_of
 from colossal._src.shardformer.plans.hf_plan import hf_plan
 from colossal._src.shardformer.shard_config import MODES_OF_TP, SequenceMode, SequenceParallelConfig, ShardConfig
-from colossal._src.shardformer.shardformer import ShardFormer
+from colossal._src.shardformer.shardformer import ShardFormer, check_experts
 from colossal._src.shardformer.styles import STYLES, StyleContext
 from colossal._src.shardformer.support_matrix import option_matrix, supported_options
 
@@ -37,6 +37,7 @@ __all__ = [
     "StyleContext",
     "apply_options",
     "check_checkpointing",
+    "check_experts",
     "checkpoint_layers",
     "choose_options",
     "hf_plan",

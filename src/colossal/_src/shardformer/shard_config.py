@@ -94,7 +94,7 @@ class ShardConfig:
     """How a model is sharded, and what else is done to it. An option that a model does not support is an error.
 
     Args:
-        mesh: The mesh whose tp axis shards the model; the ambient one by default.
+        mesh: The mesh whose tp axis shards the model, and whose ep axis shards its experts; the ambient one by default.
         enable_tensor_parallelism: Whether to shard the model over the tp axis; otherwise it stays replicated.
         parallel_output: Leave the logits of a causal language model sharded over the vocabulary, and compute its loss
             from them; other models gather them. With sequences on the sp axis, tokens stay sharded as well.
@@ -140,6 +140,17 @@ class ShardConfig:
                 "gradient_checkpoint_config is a GradientCheckpointConfig or a PipelineGradientCheckpointConfig. Found "
                 f"{config!r}. Pass one of them, such as GradientCheckpointConfig(gradient_checkpointing_ratio=1.0)."
             )
+
+    def shards_tensors(self, mesh: ParallelMesh) -> bool:
+        """Tell whether layers are sharded over the tp axis of a mesh.
+
+        Args:
+            mesh: The mesh.
+
+        Returns:
+            Whether the axis has several ranks, and tensor parallelism is enabled.
+        """
+        return self.enable_tensor_parallelism and mesh.size("tp") > 1
 
     def sequence_parallel_config(self, mesh: ParallelMesh) -> SequenceParallelConfig | None:
         """Find how sequences are shared on a mesh.

@@ -25,7 +25,7 @@ from colossal._src.shardformer.plans import plan_of
 from colossal._src.shardformer.sequence_parallel import shard_sequence
 from colossal._src.shardformer.shard_config import SequenceParallelConfig, ShardConfig
 from colossal._src.shardformer.sharded_logits import mark_outputs, mark_tokens
-from colossal._src.shardformer.styles import STYLES, StyleContext
+from colossal._src.shardformer.styles import EXPERT_STYLES, STYLES, StyleContext
 from colossal._src.tensor import (
     ParallelPlan,
     base_model_of,
@@ -64,14 +64,14 @@ def retie_parameters(model: nn.Module, ties: Sequence[Sequence[str]], sharded: C
 
 
 _LARGE = 1 << 20
-_KEEP_MODULE = ("replicate", "replicated_with_grad_allreduce", "split_input", "moe_tp_experts")
+_KEEP_MODULE = ("replicate", "replicated_with_grad_allreduce", "split_input", *EXPERT_STYLES)
 _COMPUTE_THE_SAME = ("FalconLinear",)
 _CAUSAL = ("ForCausalLM", "LMHeadModel")
 
 
 @final
 class ShardFormer:
-    """Shards models over the tp axis, and sequences over tp or sp, by plans, and applies the other options.
+    """Shards models over tp, experts over ep, and sequences over tp or sp, by plans, and applies the other options.
 
     Forward methods stay as they are; some modules are replaced, and some get hooks.
 
@@ -105,7 +105,8 @@ class ShardFormer:
             The model, and what stages of a pipeline have in common: nothing, as there is one stage.
 
         Raises:
-            PlanError: The plan does not fit the model, or numbers of the model are not divisible by the tp size.
+            PlanError: The plan does not fit the model, numbers of the model are not divisible by the tp or the ep size,
+                or it has no experts to shard over ep.
             MeshError: The tp axis is arranged as a grid.
             ConfigError: There is no such mode of sp_config sequences, its axis has one rank and the other several, or
                 the numbers of layers that are checkpointed do not fit the model.
@@ -114,11 +115,8 @@ class ShardFormer:
         Communication: none; its layers communicate when they run.
         """
         config, mesh = self.shard_config, self.shard_config.mesh or current_mesh()
-        is_compute_sharded, sp_config = (
-            config.enable_tensor_parallelism and mesh.size("tp") > 1,
-            config.sequence_parallel_config(mesh),
-        )
-        needs_plan = is_compute_sharded or sp_config is not None
+        sp_config = config.sequence_parallel_config(mesh)
+        needs_plan = config.shards_tensors(mesh) or mesh.size("ep") > 1 or sp_config is not None
         if needs_plan and mesh.tp_mode != "1d":
             raise MeshError(
                 f"Plans shard models over one axis. Found a mesh whose tp axis is arranged as {mesh.tp_mode}. Build "
@@ -131,6 +129,8 @@ class ShardFormer:
             checkpoint_layers(model, policy, config.gradient_checkpoint_config)
         apply_options(model, chosen)
         if needs_plan and policy is not None:
+            if policy != policy.for_stage():
+                check_experts(model, policy, mesh)
             _parallelize(unwrap_adapters(model), policy, mesh, config, sp_config)
         return model, []
 
@@ -144,12 +144,14 @@ def _parallelize(
 ) -> None:
     """Shard a model and its sequences, and replace its loss accordingly."""
     keep_sharded, is_vocab_parallel = config.parallel_output and _has_causal_loss(model), False
-    if config.enable_tensor_parallelism and mesh.size("tp") > 1:
+    if config.shards_tensors(mesh):
         _check_uneven(model, plan, mesh, sp_config)
         is_vocab_parallel = _apply_plan(model, plan, mesh, keep_sharded)
         is_attention_sharded = skip_uneven_attention(plan, getattr(model, "config", None), mesh.size("tp")) is plan
         if sp_config is None and is_attention_sharded:  # sequence parallelism refuses more
             model.register_forward_pre_hook(_refuse_attentions, with_kwargs=True)
+    elif mesh.size("ep") > 1:
+        _apply_plan(model, experts_only(plan), mesh, False)
     if sp_config is not None:
         _refuse_adapters(model, sp_config)
         shard_sequence(model, plan, sp_config, keep_sharded)
@@ -162,6 +164,21 @@ def _parallelize(
     elif keep_sharded and sharding is not None:  # what needs all tokens needs all vocabulary entries too, see above
         mark_tokens(model, sharding.size)
     adapt_generate(model, mesh, shards_vocabulary=is_vocab_parallel, shards_tokens=sp_config is not None)
+
+
+def experts_only(plan: ParallelPlan) -> ParallelPlan:
+    """Keep the rows of experts, which are sharded over ep whether or not the rest is sharded over tp."""
+    return ParallelPlan({row: style for row, style in plan.styles.items() if style in EXPERT_STYLES})
+
+
+def check_experts(model: nn.Module, plan: ParallelPlan, mesh: ParallelMesh) -> None:
+    """Reject a full model without experts on ranks that are to share them."""
+    if mesh.size("ep") > 1 and not list(experts_only(plan).rows(base_model_of(model))):
+        raise PlanError(
+            f"Experts are sharded over the ep axis. Found {mesh}, and {type(model).__name__}, which has none, or whose "
+            "plan does not name them. Leave ep out, or pass a ParallelPlan with a row for them, of the style "
+            "'ep_experts'."
+        )
 
 
 def _refuse_attentions(model: nn.Module, _args: Any, kwargs: Mapping[str, Any]) -> None:
@@ -228,13 +245,13 @@ def _apply_plan(model: nn.Module, plan: ParallelPlan, mesh: ParallelMesh, keep_s
     for pattern, arguments in plan.split_inputs.items():
         for _, module in find_modules(base, pattern):
             module.register_forward_pre_hook(HeadInputSplitter(arguments, mesh), with_kwargs=True)
-    _log_summary(model, len(made), size)
+    _log_summary(model, len(made), mesh)
     return keep_sharded and any(style == "lm_head" for *_, style in chosen)
 
 
 def _refuse_gradient_hooks(chosen: Sequence[tuple[nn.Module, str, nn.Module, str]]) -> None:
     for _, name, module, style in chosen:
-        if style not in _KEEP_MODULE or style == "moe_tp_experts":
+        if style not in _KEEP_MODULE or style in EXPERT_STYLES:
             refuse_gradient_hooks(module.named_parameters(name), "Tensor parallelism")
 
 
@@ -291,12 +308,13 @@ def _check_kind(name: str, module: nn.Module, style: str) -> None:
         )
 
 
-def _log_summary(model: nn.Module, num_sharded: int, size: int) -> None:
+def _log_summary(model: nn.Module, num_sharded: int, mesh: ParallelMesh) -> None:
     """Log which large layers stay replicated."""
+    sizes = " with ".join(f"{axis}={mesh.size(axis)}" for axis in ("tp", "ep") if mesh.size(axis) > 1)
     replicated = [
         f"{name} ({' x '.join(map(str, module.weight.shape))})"
         for name, module in model.named_modules()
         if isinstance(module, (nn.Linear, nn.Embedding)) and module.weight.numel() >= _LARGE
     ]
     left = f"; large layers that stay replicated: {', '.join(replicated)}" if replicated else ""
-    get_dist_logger().info(f"{type(model).__name__}: tp={size} shards {num_sharded} layers{left}", ranks=[0])
+    get_dist_logger().info(f"{type(model).__name__}: {sizes} shards {num_sharded} layers{left}", ranks=[0])

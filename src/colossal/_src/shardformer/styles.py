@@ -21,7 +21,9 @@ replicated_with_grad_allreduce  replicated parameters that each rank uses for it
                                 all-reduced
 split_input                     a module that reads the number of features off its input: the input is split, and the
                                 colwise layers in it gather it
-moe_tp_experts                  the linear layers of experts in one tensor each, whose inner features are sharded
+moe_tp_experts                  experts whose linear layers are one tensor each: sharded over the ep axis, if it has
+                                several ranks, and else over tp by their inner features
+ep_experts                      experts that are sharded over the ep axis only
 ==============================  ====================================================================================
 """
 
@@ -38,8 +40,10 @@ from colossal._src.cluster import ParallelMesh
 from colossal._src.comm import Channel
 from colossal._src.nn.layer import Linear1D_Col, Linear1D_Row, VocabParallelEmbedding
 from colossal._src.nn.layer.tp import local_length, make_layout, make_param_shard
+from colossal._src.nn.moe import shard_experts
 from colossal._src.shardformer.conv1d import Conv1DCol, Conv1DRow
 from colossal._src.shardformer.head_layers import HeadParallelEmbedding, ReplicatedKVLinear, materialize_parameter
+from colossal.errors import PlanError
 
 
 @final
@@ -189,6 +193,8 @@ class ExpertTokens:
 
 def _experts(module: nn.Module, context: StyleContext) -> nn.Module:
     mesh, experts = context.mesh, module
+    if mesh.size("ep") > 1:
+        return shard_experts(experts, mesh)
     up, down = experts.get_parameter("gate_up_proj"), experts.get_parameter("down_proj")
     inner = up.shape[1] // 2
     layouts = {
@@ -203,6 +209,15 @@ def _experts(module: nn.Module, context: StyleContext) -> nn.Module:
     experts.register_forward_pre_hook(other.tokens.enter)
     experts.register_forward_hook(other.tokens.leave)
     return experts
+
+
+def _experts_of_ep(module: nn.Module, context: StyleContext) -> nn.Module:
+    if context.mesh.size("ep") == 1:
+        raise PlanError(
+            f"The plan of this model shards its experts over the ep axis only. Found {type(module).__name__} on "
+            f"{context.mesh}. Pass ep={context.mesh.size('tp')} as well, or use tp=1."
+        )
+    return shard_experts(module, context.mesh)
 
 
 STYLES: Mapping[str, Style] = {
@@ -222,5 +237,9 @@ STYLES: Mapping[str, Style] = {
     "replicated_with_grad_allreduce": _replicated_with_grad_allreduce,
     "split_input": _split_input,
     "moe_tp_experts": _experts,
+    "ep_experts": _experts_of_ep,
 }
 """What a row of a plan may say; each takes a module and a `StyleContext`, and returns what takes its place."""
+
+EXPERT_STYLES = ("moe_tp_experts", "ep_experts")
+"""Those of experts, which are sharded where the ep axis has several ranks as well."""

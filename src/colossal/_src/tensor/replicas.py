@@ -16,7 +16,6 @@ from colossal.errors import PlanError
 DATA: Axis = "dp"
 """Along which ranks see different samples; what all of them hold is averaged, partitioned and broadcast over it."""
 
-_AXES: tuple[Axis, ...] = (DATA, "edp")
 _TensorT = TypeVar("_TensorT", bound=torch.Tensor)
 
 
@@ -64,9 +63,11 @@ def replicas_of(tensor: torch.Tensor, mesh: ParallelMesh) -> Replicas:
         PlanError: It is sharded over ranks of the dp axis, and not over those of ep.
     """
     placement = placement_of(tensor)
-    for axis in _AXES:
-        if _is_replicated(placement, mesh, axis):
-            return Replicas(mesh, axis)
+    if placement.is_compute_sharded and {*placement.layout.ranks} == {*mesh.ranks("ep")}:
+        # where these are the same ranks, one group serves both
+        return Replicas(mesh, DATA if {*mesh.ranks("edp")} == {*mesh.ranks(DATA)} else "edp")
+    if _is_replicated(placement, mesh, DATA):
+        return Replicas(mesh)
     raise PlanError(
         f"A parameter is sharded over ranks of tp or ep, and replicated over others. Found one of the shape "
         f"{placement.shape}, sharded over the ranks {placement.layout.ranks} of {mesh}, which compute gradients of "

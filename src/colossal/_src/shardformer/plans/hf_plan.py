@@ -15,7 +15,9 @@ _STYLES: Mapping[str, str] = {
     "rowwise_rep": "rowwise_split_input",
     "replicated_with_grad_allreduce": "replicated_with_grad_allreduce",
     "moe_tp_experts": "moe_tp_experts",
+    "ep_experts": "ep_experts",
 }
+_EXPERTS = "ep_dispatch_experts"  # of a plan for expert parallelism, whose other rows are the parameters of these
 _TABLE_OF_EMBEDDINGS = "embedding_rowwise"  # stays replicated; transformers 5.17 has such a row in most plans
 _PART_OF_EXPERTS = ("experts.gate_up_proj", "experts.down_proj")
 _QUERY = "q_proj"
@@ -23,11 +25,14 @@ _KEY_VALUE = ("k_proj", "v_proj")
 
 
 def hf_plan(config: Any) -> ParallelPlan | None:
-    """Make a plan from the tensor-parallel plan of a configuration."""
-    rows: Mapping[str, str] | None = getattr(config, "base_model_tp_plan", None)
-    if not rows:
+    """Make a plan from the tensor-parallel and the expert-parallel plan of a configuration."""
+    rows: Mapping[str, str] = getattr(config, "base_model_tp_plan", None) or {}
+    of_experts: Mapping[str, str] = getattr(config, "base_model_ep_plan", None) or {}
+    experts = [name for name, style in of_experts.items() if style == _EXPERTS]
+    if not rows and not experts:
         return None
     rows = {name: style for name, style in rows.items() if style != _TABLE_OF_EMBEDDINGS}
+    rows = dict.fromkeys(experts, "ep_experts") | rows  # what can be sharded over tp too has a row there
     styles = {name: _style_of(name, style) for name, style in rows.items() if not name.endswith(_PART_OF_EXPERTS)}
     counts = HeadCounts(key_value_heads="num_key_value_heads" if hasattr(config, "num_key_value_heads") else None)
     attention = {name.rpartition(".")[0] for name in styles if name.endswith(_QUERY)}

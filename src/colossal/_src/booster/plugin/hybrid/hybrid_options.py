@@ -9,7 +9,7 @@ import torch
 from colossal._src.amp import ScalerConfig
 from colossal._src.booster.plugin.ddp.torch_ddp import DDPConfig
 from colossal._src.booster.plugin.zero_options import ZeroOptions
-from colossal._src.cluster import ParallelMesh, ambient_mesh
+from colossal._src.cluster import Axis, ParallelMesh, ambient_mesh
 from colossal._src.interface import Clipping, Keywords
 from colossal._src.pipeline import Microbatching, PipelineStyle, StagePlacement
 from colossal._src.shardformer import MODES_OF_TP, ShardConfig
@@ -29,6 +29,7 @@ class HybridOptions:
     tp_size: int  # ranks over which a tensor is sharded
     pp_size: int  # stages of the pipeline over which the layers are split
     sp_size: int  # ranks over which sequences are sharded, in addition to those of tp; 1 if those of tp do it
+    ep_size: int  # ranks over which experts are sharded: those of dp, sp and tp
     zero_stage: int  # 0 for replicas, 1 to partition optimizer states, 2 gradients too
     dp_outside: bool  # number the ranks of one replica one after the other
     style: PipelineStyle  # the schedule of the pipeline
@@ -41,10 +42,11 @@ class HybridOptions:
     ddp: DDPConfig  # options of `DistributedDataParallel`
 
     def __post_init__(self) -> None:
-        if min(self.tp_size, self.pp_size, self.sp_size) < 1 or self.zero_stage not in (0, 1, 2):
+        if min(self.tp_size, self.pp_size, self.sp_size, self.ep_size) < 1 or self.zero_stage not in (0, 1, 2):
             raise ConfigError(
-                "tp_size, pp_size and sp_size are at least 1, and zero_stage is 0, 1 or 2. Found tp_size="
-                f"{self.tp_size}, pp_size={self.pp_size}, sp_size={self.sp_size}, zero_stage={self.zero_stage}. "
+                "tp_size, pp_size, sp_size and ep_size are at least 1, and zero_stage is 0, 1 or 2. Found tp_size="
+                f"{self.tp_size}, pp_size={self.pp_size}, sp_size={self.sp_size}, ep_size={self.ep_size}, "
+                f"zero_stage={self.zero_stage}. "
                 "Pass 1 for a size without parallelism, and zero_stage=0 to partition nothing."
             )
         if self.sp_size > 1 and not self.sharding.enable_sequence_parallelism:
@@ -118,10 +120,11 @@ class HybridOptions:
 
     def find_mesh(self) -> ParallelMesh:
         """Find the mesh in force if it has these axes, or make one."""
-        ambient, sizes = ambient_mesh(), {"tp": self.tp_size, "pp": self.pp_size, "sp": self.sp_size}
-        if ambient is not None and sizes.items() <= ambient.shape.items():
+        ambient = ambient_mesh()
+        sizes: dict[Axis, int] = {"tp": self.tp_size, "pp": self.pp_size, "sp": self.sp_size, "ep": self.ep_size}
+        if ambient is not None and all(ambient.size(axis) == size for axis, size in sizes.items()):
             return ambient
-        return ParallelMesh(tp=self.tp_size, pp=self.pp_size, sp=self.sp_size, dp_outside=self.dp_outside)
+        return ParallelMesh(**sizes, dp_outside=self.dp_outside)
 
     def shard_config(self, mesh: ParallelMesh) -> ShardConfig:
         """Return the configuration of `ShardFormer` on a mesh."""

@@ -99,6 +99,9 @@ class HybridParallelPlugin(DataParallelPlugin):
         use_fp8: Not built yet.
         inner_ring_size: Of ring_attn: number of ranks of an inner ring, which pass keys and values among themselves
             first.
+        ep_size: Ranks over which the experts of a layer are sharded: consecutive ones of a stage, whatever they are on
+            dp, sp and tp. It divides the number of experts, and takes no ranks of its own. Experts are not sharded over
+            tp then, and the ranks of tp dispatch a part of their tokens each.
 
     Raises:
         ConfigError: A value is outside its range, or contradicts another.
@@ -178,6 +181,7 @@ class HybridParallelPlugin(DataParallelPlugin):
         fp8_communication: bool = False,
         use_fp8: bool = False,
         inner_ring_size: int | None = None,
+        ep_size: int = 1,
     ) -> None:
         self._plan = custom_policy
         self._scaler, self._options = parse_hybrid_options(locals())
@@ -201,6 +205,11 @@ class HybridParallelPlugin(DataParallelPlugin):
     def sp_size(self) -> int:
         """Ranks over which sequences are sharded, in addition to those of tp."""
         return self.mesh.size("sp")
+
+    @property
+    def ep_size(self) -> int:
+        """Ranks over which the experts of a layer are sharded."""
+        return self.mesh.size("ep")
 
     @property
     def dp_size(self) -> int:

@@ -28,6 +28,7 @@ from colossal._src.shardformer import (
     ShardFormer,
     apply_options,
     check_checkpointing,
+    check_experts,
     checkpoint_layers,
     choose_options,
     plan_of,
@@ -53,6 +54,7 @@ def choose_plan(
     if not _needs_plan(model, options, mesh):
         return plan, tuple(choose_options(model, config))
     plan = plan_of(model) if plan is None else plan
+    check_experts(model, plan, mesh)
     if mesh.size("tp") > 1:
         list(plan.rows(base_model_of(model)))  # a row that matches nothing is an error of the full model
     chosen = choose_options(model, config)
@@ -102,7 +104,8 @@ def _needs_plan(model: nn.Module, options: HybridOptions, mesh: ParallelMesh) ->
         placement_of(parameter).is_compute_sharded for parameter in model.parameters()
     )  # as layers of colossal.nn
     checkpoints = options.sharding.gradient_checkpoint_config is not None
-    return (mesh.size("tp") > 1 and not is_sharded) or mesh.size("sp") > 1 or is_split or checkpoints
+    by_mesh = (mesh.size("tp") > 1 and not is_sharded) or mesh.size("sp") > 1 or mesh.size("ep") > 1
+    return by_mesh or is_split or checkpoints
 
 
 def extract_stages(

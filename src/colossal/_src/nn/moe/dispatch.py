@@ -1,0 +1,197 @@
+"""Send tokens to the experts that a router chose, wherever these are, and add up what comes back.
+
+In shapes, T is the number of tokens of this rank, D their width, K the number of experts that a token goes to, and N
+the number of rows that the experts of this rank get from all ranks.
+"""
+
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+
+from dataclasses import dataclass, replace
+from typing import Any, Self, final
+
+import torch
+from torch import distributed as dist
+
+from colossal._src import comm
+from colossal._src.cluster import Axis, ParallelMesh
+from colossal._src.comm import Channel
+from colossal.errors import PlanError
+
+EXPERTS: Axis = "ep"
+"""The axis along which ranks have different experts."""
+
+
+@final
+@dataclass(frozen=True)
+class RowOrder:
+    """An order of rows, several of which may be copies of one token."""
+
+    index: torch.Tensor  # which row stands at each place
+    inverse: torch.Tensor  # at which place each row stands
+    num_copies: int = 1
+
+    @classmethod
+    def by(cls, keys: torch.Tensor, num_copies: int = 1) -> tuple[torch.Tensor, Self]:
+        """Sort rows by a key; return the sorted keys as well."""
+        keys, index = keys.sort(stable=True)
+        inverse = torch.empty_like(index)
+        inverse[index] = torch.arange(len(index), device=index.device)
+        return keys, cls(index, inverse, num_copies)
+
+    def take(self, rows: torch.Tensor) -> torch.Tensor:
+        """Copy each token as often as it goes out, and put the copies in order."""
+        result: Any = _Take.apply(rows, self)
+        return result
+
+    def restore(self, rows: torch.Tensor) -> torch.Tensor:
+        """Bring rows into their first order, and add up the copies of each token."""
+        result: Any = _Restore.apply(rows, self)
+        return result
+
+
+class _Take(torch.autograd.Function):
+    """A gather whose gradient is one as well, instead of a scatter that adds in any order."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: torch.Tensor, order: RowOrder) -> torch.Tensor:
+        ctx.order = order
+        return rows.index_select(0, order.index if order.num_copies == 1 else order.index // order.num_copies)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+        return _Restore.apply(grads[0], ctx.order), None
+
+
+class _Restore(torch.autograd.Function):
+    """The gradient of `_Take`, whose gradient that is in turn."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: torch.Tensor, order: RowOrder) -> torch.Tensor:
+        ctx.order = order
+        restored, number = rows.index_select(0, order.inverse), order.num_copies
+        return restored if number == 1 else restored.view(len(rows) // number, number, *rows.shape[1:]).sum(1)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+        return _Take.apply(grads[0], ctx.order), None
+
+
+@final
+@dataclass(frozen=True)
+class Dispatched:
+    """Tokens that have arrived at their experts, and what it takes to bring the results back.
+
+    Args:
+        rows: Of shape (N, D): first those of this rank's first expert, then those of its second, and so on.
+        counts: How many rows each expert of this rank has; they add up to N.
+        sent: The order in which the tokens of this rank, K times each, went out.
+        arrived: The order by experts of what came in; None if nothing was exchanged.
+        send: How many rows went to each rank of the ep axis.
+        receive: How many came from each.
+        mesh: The mesh.
+    """
+
+    rows: torch.Tensor
+    counts: tuple[int, ...]
+    sent: RowOrder
+    arrived: RowOrder | None
+    send: tuple[int, ...]
+    receive: tuple[int, ...]
+    mesh: ParallelMesh
+
+    @property
+    def expert_of_row(self) -> torch.Tensor:
+        """For each row, the index of its expert among those of this rank; of shape (N,)."""
+        counts = torch.tensor(self.counts, device=self.rows.device)
+        experts = torch.arange(len(self.counts), device=self.rows.device)
+        return experts.repeat_interleave(counts, output_size=len(self.rows))
+
+
+def dispatch(tokens: torch.Tensor, chosen: torch.Tensor, num_experts: int, mesh: ParallelMesh) -> Dispatched:
+    """Send each token to the ranks of its experts.
+
+    No token is dropped, whatever number of them an expert gets: messages are as long as they have to be. The rank with
+    index r on the ep axis has the experts from r * num_experts / ep.
+
+    Args:
+        tokens: Of shape (T, D); T may differ between ranks.
+        chosen: The experts of each token, of shape (T, K): integers from 0.
+        num_experts: The number of experts on all ranks; the size of the ep axis divides it.
+        mesh: The mesh.
+
+    Returns:
+        What has arrived here.
+
+    Raises:
+        PlanError: The experts do not divide by the ranks, or a token is for an expert that there is not.
+
+    Communication: all_to_all, ep, num_experts x 8 bytes, and the rows that leave this rank: about T K D (ep - 1) / ep
+    elements; backward the latter.
+
+    Example:
+        >>> import torch
+        >>> from colossal.cluster import ParallelMesh
+        >>> from colossal.nn.moe import combine, dispatch
+        >>> from colossal.testing import run_threads
+        >>> def program():
+        ...     with ParallelMesh(ep=2) as mesh:  # rank 0 has experts 0 and 1
+        ...         tokens, chosen = torch.ones(2, 4), torch.tensor([[0, 3], [1, 3]])
+        ...         arrived = dispatch(tokens, chosen, 4, mesh)
+        ...         combined = combine(2 * arrived.rows, torch.full((2, 2), 0.5), arrived)
+        ...         return arrived.counts, bool((combined == 2).all())
+        >>> run_threads(program, 2)
+        [((2, 2), True), ((0, 4), True)]
+    """
+    channel = Channel(EXPERTS, mesh)
+    size, num_local = channel.size, num_experts_of_rank(num_experts, mesh)
+    keys, sent = RowOrder.by(chosen.flatten(), chosen.shape[1])
+    ends = torch.searchsorted(keys, torch.arange(num_experts, device=keys.device), right=True)
+    own = torch.diff(ends, prepend=ends.new_zeros(1)).view(size, num_local)
+    # A fake group sends nothing: there, all ranks are assumed to send alike.
+    theirs = own if size > 1 and dist.get_backend(channel.group) == "fake" else channel.all_to_all(own, 0, 0)
+    numbers: list[int] = torch.cat([own.sum(1), theirs.flatten()]).tolist()  # the one time that the host waits
+    send, flat = tuple(numbers[:size]), numbers[size:]
+    if sum(send) != chosen.numel():
+        raise PlanError(
+            f"A token is for one of the {num_experts} experts, which are numbered from 0. Found numbers from "
+            f"{int(keys.min())} to {int(keys.max())}. Pass what the router of these experts chose."
+        )
+    receive = tuple(sum(flat[rank * num_local : (rank + 1) * num_local]) for rank in range(size))
+    rows, arrived = comm.exchange_rows(sent.take(tokens), EXPERTS, send, receive, mesh), None
+    if size > 1:
+        experts = torch.arange(num_local, device=keys.device).repeat(size)
+        _, arrived = RowOrder.by(experts.repeat_interleave(theirs.flatten(), output_size=len(rows)))
+        rows = arrived.take(rows)
+    counts = tuple(sum(flat[expert::num_local]) for expert in range(num_local))
+    return Dispatched(rows, counts, sent, arrived, send, receive, mesh)
+
+
+def combine(outputs: torch.Tensor, weights: torch.Tensor, dispatched: Dispatched) -> torch.Tensor:
+    """Send the results of experts back to the ranks of their tokens, and add up those of each token by its weights.
+
+    Args:
+        outputs: What the experts made of `Dispatched.rows`, of shape (N, D).
+        weights: The weights of the experts of each token, of shape (T, K).
+        dispatched: What `dispatch` has returned.
+
+    Returns:
+        The results, of shape (T, D), in the dtype of `outputs`; sums are in that of the weights, if it is longer.
+
+    Communication: all_to_all, ep, the rows that come back to this rank from others; backward those that leave it.
+    """
+    rows = outputs if dispatched.arrived is None else dispatched.arrived.restore(outputs)
+    rows = comm.exchange_rows(rows, EXPERTS, dispatched.receive, dispatched.send, dispatched.mesh)
+    of_tokens = replace(dispatched.sent, num_copies=1).restore(rows).view(*weights.shape, -1)
+    return (of_tokens * weights.unsqueeze(-1)).sum(1).to(outputs.dtype)
+
+
+def num_experts_of_rank(num_experts: int, mesh: ParallelMesh) -> int:
+    """Divide the experts by the ranks of the ep axis."""
+    size = mesh.size(EXPERTS)
+    if num_experts % size:
+        fitting = ", ".join(str(each) for each in range(1, num_experts + 1) if num_experts % each == 0)
+        raise PlanError(
+            f"The size of the ep axis divides the number of experts. Found {num_experts} experts and {mesh}. Pass one "
+            f"of {fitting} as ep."
+        )
+    return num_experts // size
