@@ -9,7 +9,7 @@ import torch
 from chosen import chosen
 from divided import whole_parameters
 from equality import ATOL, RTOL, assert_equal
-from families import LENGTH, build, inputs_of
+from families import EXPERTS, LENGTH, build, inputs_of
 from float64 import KeepFloat64
 from torch import nn
 
@@ -21,7 +21,7 @@ from colossal.testing import run_processes
 STEPS, MAX_NORM, BATCH = 3, 0.05, 4
 ADAM: dict[str, Any] = {"lr": 1e-2, "weight_decay": 0.1}
 FAMILIES = ("llama", "llama-tied", "gpt2", "bert", "vit", "mixtral", "bloom", "t5", "blip-2-t5")
-CAUSAL = ("llama", "llama-tied", "gpt2", "mixtral", "bloom")
+CAUSAL = ("llama", "llama-tied", "gpt2", "bloom", *EXPERTS)
 OF_SEQUENCES = ("llama", "llama-tied", "gpt2", "bert", "mixtral")
 
 
@@ -49,6 +49,23 @@ WORLDS: dict[str, tuple[int, dict[str, Any]]] = {
     "sp2-dp2-zero1": (4, {"tp_size": 1, "pp_size": 1, "sp_size": 2, "zero_stage": 1, **sequences("all_to_all")}),
     "tp2-sp2-dp2": (8, {"tp_size": 2, "pp_size": 1, "sp_size": 2, **sequences("all_to_all")}),
     "pp2-dp2-zero1": (4, {"tp_size": 1, "pp_size": 2, "num_microbatches": 2, "zero_stage": 1, "dp_outside": False}),
+    "ep2": (2, {"tp_size": 1, "pp_size": 1, "ep_size": 2}),
+    "ep4-zero1": (4, {"tp_size": 1, "pp_size": 1, "ep_size": 4, "zero_stage": 1}),
+    "ep2-dp4-zero2": (4, {"tp_size": 1, "pp_size": 1, "ep_size": 2, "zero_stage": 2, "dp_outside": False}),
+    "tp2-ep2": (2, {"tp_size": 2, "pp_size": 1, "ep_size": 2}),
+    "tp2-dp2-ep4": (4, {"tp_size": 2, "pp_size": 1, "ep_size": 4}),
+    "tp2-dp2-ep2-zero1": (4, {"tp_size": 2, "pp_size": 1, "ep_size": 2, "zero_stage": 1}),
+    "tp4-ep2": (4, {"tp_size": 4, "pp_size": 1, "ep_size": 2}),
+    "tp4-ep2-zero1": (4, {"tp_size": 4, "pp_size": 1, "ep_size": 2, "zero_stage": 1}),
+    "tp2-split-ep2": (2, {"tp_size": 2, "pp_size": 1, "ep_size": 2, **sequences("split_gather")}),
+    "sp2-ep2": (2, {"tp_size": 1, "pp_size": 1, "sp_size": 2, "ep_size": 2, **sequences("all_to_all")}),
+    "pp2-ep2": (4, {"tp_size": 1, "pp_size": 2, "num_microbatches": 2, "ep_size": 2}),
+    "pp2-tp2-ep2": (4, {"tp_size": 2, "pp_size": 2, "num_microbatches": 2, "ep_size": 2}),
+    "pp2-ep2-v": (
+        4,
+        {"tp_size": 1, "pp_size": 2, "num_microbatches": 2, "ep_size": 2, "pp_style": "zbv", "num_model_chunks": 2},
+    ),
+    "tp2-pp2-ep4-zero1": (8, {"tp_size": 2, "pp_size": 2, "num_microbatches": 2, "ep_size": 4, "zero_stage": 1}),
 }
 WITH_ALL_FAMILIES = ("tp2", "pp2", "tp2-pp2", "tp2-split", "tp2-ring", "sp2-heads", "sp2-ring")
 
@@ -66,6 +83,9 @@ def loss_of(outputs: Any, _inputs: Any = None) -> torch.Tensor:
 def families_of(world: str) -> list[str]:
     """All where one axis or tp x pp divides the model, else some; with 8 ranks on few cores one is enough."""
     size, options = WORLDS[world]
+    if "ep_size" in options:
+        is_small = size == 2 and "enable_sequence_parallelism" not in options
+        return list(EXPERTS) if is_small and options["tp_size"] == 1 else list(EXPERTS)[:4] if is_small else ["mixtral"]
     families = OF_SEQUENCES if "enable_sequence_parallelism" in options else FAMILIES
     if world in WITH_ALL_FAMILIES:
         return list(families)

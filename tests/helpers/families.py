@@ -87,6 +87,16 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "olmo": ("OlmoForCausalLM", PAIRED),
     "starcoder2": ("Starcoder2ForCausalLM", PAIRED | {"residual_dropout": 0, "embedding_dropout": 0}),
 }
+MOE = PAIRED | {"num_experts": 4, "num_experts_per_tok": 2}
+EXPERTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "mixtral": MODELS["mixtral"],
+    "deepseek": MODELS["deepseek"],
+    "qwen3-moe": ("Qwen3MoeForCausalLM", MOE | {"moe_intermediate_size": 32, "head_dim": 16}),
+    "olmoe": ("OlmoeForCausalLM", MOE),
+    "gpt-oss": ("GptOssForCausalLM", PAIRED | {"num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 16}),
+}
+"""Those whose experts can be sharded over ranks."""
+EAGER_ONLY = ("gpt-oss",)
 NOT_CAUSAL = ("bert", "bert-tokens", "t5", "vit", "whisper", "llama-sequence", "sam", "blip-2-t5")
 
 ONE_AT_A_TIME = threading.Lock()
@@ -95,7 +105,7 @@ ONE_AT_A_TIME = threading.Lock()
 
 def build(name: str, attention: str = "sdpa", num_layers: int | None = None) -> nn.Module:
     """Build a tiny model in float64."""
-    kind, sizes = MODELS[name]
+    kind, sizes = (MODELS | EXPERTS)[name]
     if num_layers is not None:
         sizes = _with_layers(sizes, num_layers)
     class_of: Any = getattr(transformers, kind)
@@ -106,8 +116,9 @@ def build(name: str, attention: str = "sdpa", num_layers: int | None = None) -> 
         for parameter in model.parameters():
             if not parameter.any():
                 nn.init.normal_(parameter, std=0.1)  # what is zero would hide what is done with it
-    model.set_attn_implementation(attention)
-    if name == "mixtral" or name.startswith("deepseek"):
+    if name not in EAGER_ONLY:
+        model.set_attn_implementation(attention)
+    if name.removesuffix("-whole-queries") in EXPERTS:
         model.set_experts_implementation("eager")  # others have no float64
     return model
 

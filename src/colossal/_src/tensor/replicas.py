@@ -51,6 +51,11 @@ class Replicas:
         """Number of mean losses whose gradients are summed up: the sum over the group, divided by it, is the mean."""
         return self.mesh.size(DATA)
 
+    @property
+    def has_others(self) -> bool:
+        """Whether other ranks see other samples of the parameter; these may all be ranks of ep, and in no group."""
+        return max(self.size, self.num_means) > 1
+
     def channel(self) -> Channel:
         """Return the collectives among these ranks."""
         return Channel(self.axis, self.mesh)

@@ -85,12 +85,12 @@ class HookedAverager:
         self.enabled = True
         for parameter in parameters:
             replicas = replicas_of(parameter, mesh)
-            if replicas.num_means == 1:
+            if not replicas.has_others:
                 continue
             trains = parameter.requires_grad
             # also one that is thawed later: torch takes hooks only of what trains, and keeps them
             parameter.requires_grad_(True).register_post_accumulate_grad_hook(partial(self._average, replicas))
-            if replicas.size < replicas.num_means:
+            if replicas.size != replicas.num_means:
                 parameter.register_hook(partial(torch.mul, replicas.size / replicas.num_means))
             parameter.requires_grad_(trains)
 

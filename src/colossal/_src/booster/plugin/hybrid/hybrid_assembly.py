@@ -51,7 +51,7 @@ from colossal._src.interface import (
     set_random_streams,
 )
 from colossal._src.pipeline import PipelineExecutor, Stage, StageModules, broadcast_tied_parameters
-from colossal._src.tensor import DATA, ParallelPlan, move_module
+from colossal._src.tensor import ParallelPlan, group_by_replicas, move_module
 from colossal._src.zero import ZeroShards, shard_optimizer
 
 
@@ -247,7 +247,7 @@ def _connect_model(built: Assembly, zero_shards: ZeroShards | None) -> tuple[Mod
     wrapper, no_sync = None, nullcontext
     if zero_shards is not None:
         no_sync = zero_shards.no_sync if options.zero.zero.keeps_gradients else reduce_in_each_pass
-    elif built.replicas.size(DATA) > 1:
+    elif any(replicas.has_others for replicas in group_by_replicas(model.parameters(), built.replicas)):
         replicated = options.ddp.replicate(model, built.replicas)
         wrapper, no_sync = replicated.wrap(built.wrapper), replicated.no_sync
     wrapper = wrapper or ModelWrapper(model)

@@ -127,7 +127,7 @@ class GradientAverager:
         # what was frozen since may have a gradient, and what was thawed since has one
         self._trained |= dict.fromkeys(each for each in self._parameters if each.requires_grad)
         for replicas in dict.fromkeys(self._replicas.values()):
-            if replicas.num_means > 1:
+            if replicas.has_others:
                 self._average([each for each in self._trained if self._replicas[each] == replicas], replicas)
 
     def _average(self, trained: Sequence[nn.Parameter], replicas: Replicas) -> None:
