@@ -129,13 +129,13 @@ def test_the_first_line_is_the_cause_and_not_that_a_peer_was_lost() -> None:
 
 @pytest.mark.slow
 def test_a_rank_that_hangs_is_found_at_its_line_and_killed() -> None:
-    with pytest.raises(WorldError, match=r"(?s)^Rank 1 of 2: no end within 3 s\. It was at File .*hang_on_rank_1"):
+    with pytest.raises(WorldError, match=r"(?s)^Rank 1 of 2: no end within \d+ s\. It was at File .*hang_on_rank_1"):
         run_fresh(hang_on_rank_1, 2, timeout_seconds=3)
 
 
 @pytest.mark.slow
 def test_threads_of_which_one_calls_no_collective_end_with_its_line() -> None:
-    with pytest.raises(WorldError, match=r"(?s)^Rank 0 of 2: no end within 1 s\. It was at File .*wait_on_rank_0"):
+    with pytest.raises(WorldError, match=r"(?s)^Rank 0 of 2: no end within \d+ s\. It was at File .*wait_on_rank_0"):
         run_threads(wait_on_rank_0, 2, timeout_seconds=1)
     assert run_threads(add_ranks, 2, 10) == [(0, 21), (1, 21)], "the next world is as before"
 

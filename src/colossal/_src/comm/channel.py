@@ -199,9 +199,7 @@ class Channel:
             return rows
         incoming = rows.new_empty(sum(receive), *rows.shape[1:])
         with LostPeerGuard():
-            dist.all_to_all_single(
-                incoming, rows.contiguous(), [*receive], [*send], group=self._group_for(rows)
-            )
+            dist.all_to_all_single(incoming, rows.contiguous(), [*receive], [*send], group=self._group_for(rows))
         num_bytes = (len(rows) - send[self.rank]) * math.prod(rows.shape[1:]) * rows.element_size()
         for counter in self.counters:
             counter.add("all_to_all", self.axis, num_bytes)

@@ -5,7 +5,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Literal
 
 import torch
-import xxhash
 from torch import distributed as dist
 
 from colossal._src.cluster import AXES, Axis, current_mesh, group_for, host_group
@@ -51,6 +50,8 @@ def equal_text_on_all_ranks(text: str, groups: Iterable[dist.ProcessGroup]) -> b
 
 def int64_digest(*contents: str | torch.Tensor) -> int:
     """Hash texts and the values of tensors, for `equal_on_all_ranks`."""
+    import xxhash
+
     state = xxhash.xxh3_64()
     for each in contents:
         if isinstance(each, str):

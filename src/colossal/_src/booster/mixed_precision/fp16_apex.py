@@ -1,7 +1,6 @@
 """Half precision by NVIDIA's apex, where it is installed."""
 
 import importlib
-from dataclasses import asdict, dataclass
 from typing import Any, final
 
 import torch
@@ -13,35 +12,6 @@ from colossal._src.interface import Criterion, ModelWrapper, OptimizerWrapper
 from colossal.errors import ConfigError, UnsupportedError
 
 _LEVELS = ("O0", "O1", "O2", "O3")
-
-
-@dataclass(frozen=True)
-class _ApexConfig:
-    """The arguments of ``apex.amp.initialize``."""
-
-    opt_level: str
-    cast_model_type: torch.dtype | None
-    patch_torch_functions: bool | None
-    keep_batchnorm_fp32: bool | str | None
-    master_weights: bool | None
-    loss_scale: float | str | None
-    cast_model_outputs: torch.dtype | None
-    num_losses: int
-    verbosity: int
-    min_loss_scale: float | None
-    max_loss_scale: float
-
-    def __post_init__(self) -> None:
-        if self.opt_level not in _LEVELS:
-            raise ConfigError(
-                f"An optimization level of apex is one of {', '.join(_LEVELS)}. Found opt_level={self.opt_level!r}. "
-                "The default is 'O1'."
-            )
-        if self.num_losses != 1:
-            raise UnsupportedError(
-                f"Booster.backward takes one loss, with one scale. Found num_losses={self.num_losses}. Leave it 1, and "
-                "add the losses up."
-            )
 
 
 @final
@@ -96,19 +66,30 @@ class FP16ApexMixedPrecision(MixedPrecision):
         min_loss_scale: float | None = None,
         max_loss_scale: float = 2.0**24,
     ) -> None:
-        self._config = _ApexConfig(
-            opt_level,
-            cast_model_type,
-            patch_torch_functions,
-            keep_batchnorm_fp32,
-            master_weights,
-            loss_scale,
-            cast_model_outputs,
-            num_losses,
-            verbosity,
-            min_loss_scale,
-            max_loss_scale,
-        )
+        if opt_level not in _LEVELS:
+            raise ConfigError(
+                f"An optimization level of apex is one of {', '.join(_LEVELS)}. Found opt_level={opt_level!r}. "
+                "The default is 'O1'."
+            )
+        if num_losses != 1:
+            raise UnsupportedError(
+                f"Booster.backward takes one loss, with one scale. Found num_losses={num_losses}. Leave it 1, and "
+                "add the losses up."
+            )
+        # the arguments of `apex.amp.initialize`
+        self._options: dict[str, Any] = {
+            "opt_level": opt_level,
+            "cast_model_type": cast_model_type,
+            "patch_torch_functions": patch_torch_functions,
+            "keep_batchnorm_fp32": keep_batchnorm_fp32,
+            "master_weights": master_weights,
+            "loss_scale": loss_scale,
+            "cast_model_outputs": cast_model_outputs,
+            "num_losses": num_losses,
+            "verbosity": verbosity,
+            "min_loss_scale": min_loss_scale,
+            "max_loss_scale": max_loss_scale,
+        }
         self._amp = _import_apex()
 
     def configure(
@@ -124,11 +105,10 @@ class FP16ApexMixedPrecision(MixedPrecision):
         Returns:
             Model, optimizer and criterion; what was None stays None.
         """
-        options = asdict(self._config)
         if optimizer is None:
-            return ModelWrapper(self._amp.initialize(model, **options)), None, criterion
+            return ModelWrapper(self._amp.initialize(model, **self._options)), None, criterion
         names = [optimizer.param_names.get(parameter) for parameter in optimizer.parameters]
-        model, optim = self._amp.initialize(model, optimizer.unwrap(), **options)
+        model, optim = self._amp.initialize(model, optimizer.unwrap(), **self._options)
         # apex puts master weights in place of the parameters.
         masters = [parameter for group in optim.param_groups for parameter in group["params"]]
         named = {master: name for master, name in zip(masters, names, strict=True) if name is not None}

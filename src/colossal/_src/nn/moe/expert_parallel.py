@@ -24,7 +24,7 @@ class ExpertParallel(nn.Module):
 
     num_experts: int  # of this rank, as the forward method of the class needs it
     layouts: dict[str, Layout]  # of the parameters
-    _mesh: ParallelMesh
+    mesh: ParallelMesh
     _are_tokens_sharded = False
 
     def use_sharded_tokens(self) -> None:
@@ -45,7 +45,7 @@ class ExpertParallel(nn.Module):
         Returns:
             The results, of shape (T, D).
         """
-        mesh, length = self._mesh, len(hidden_states)
+        mesh, length = self.mesh, len(hidden_states)
         divides = mesh.size("tp") > 1 and not self._are_tokens_sharded
         if divides:
             hidden_states, chosen, weights = (
@@ -110,7 +110,7 @@ def shard_experts(experts: nn.Module, mesh: ParallelMesh) -> nn.Module:
         dims = "S0" + "R" * (parameter.dim() - 1)
         layouts[name] = Layout.parse(dims, tuple(parameter.shape), mesh=mesh, axes=[EXPERTS])
         setattr(experts, name, make_param_shard(parameter, layouts[name], mesh))
-    layer.num_experts, layer.layouts, layer._mesh = num_local, layouts, mesh
+    layer.num_experts, layer.layouts, layer.mesh = num_local, layouts, mesh
     layer.__class__ = _sharded_class(type(experts))
     return layer
 

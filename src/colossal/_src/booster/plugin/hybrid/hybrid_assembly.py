@@ -113,7 +113,9 @@ def check(assembly: Assembly) -> Assembly:
     """Reject what cannot be sharded, and find the plan of the model and its options."""
     mesh = assembly.mesh
     if assembly.optimizer is not None:
-        check_optimizer(assembly.optimizer, shards=max(mesh.size("tp"), mesh.size("ep")) > 1, subsets=mesh.size("pp") > 1)
+        check_optimizer(
+            assembly.optimizer, shards=max(mesh.size("tp"), mesh.size("ep")) > 1, subsets=mesh.size("pp") > 1
+        )
     if isinstance(assembly.model, StageModules):
         assert assembly.full_spec.outline is not None
         check_sharded_stages(assembly.full_spec.outline, mesh)
