@@ -145,8 +145,8 @@ def dispatch(tokens: torch.Tensor, chosen: torch.Tensor, num_experts: int, mesh:
     channel = Channel(EXPERTS, mesh)
     size, num_local = channel.size, num_experts_of_rank(num_experts, mesh)
     keys, sent = RowOrder.by(chosen.flatten(), chosen.shape[1])
-    ends = torch.searchsorted(keys, torch.arange(num_experts, device=keys.device), right=True)
-    own = torch.diff(ends, prepend=ends.new_zeros(1)).view(size, num_local)
+    ends = torch.searchsorted(keys, torch.arange(-1, num_experts, device=keys.device), right=True)
+    own = ends.diff().view(size, num_local)
     # A fake group sends nothing: there, all ranks are assumed to send alike.
     theirs = own if size > 1 and dist.get_backend(channel.group) == "fake" else channel.all_to_all(own, 0, 0)
     numbers: list[int] = torch.cat([own.sum(1), theirs.flatten()]).tolist()  # the one time that the host waits
@@ -181,7 +181,7 @@ def combine(outputs: torch.Tensor, weights: torch.Tensor, dispatched: Dispatched
     """
     rows = outputs if dispatched.arrived is None else dispatched.arrived.restore(outputs)
     rows = comm.exchange_rows(rows, EXPERTS, dispatched.receive, dispatched.send, dispatched.mesh)
-    of_tokens = replace(dispatched.sent, num_copies=1).restore(rows).view(*weights.shape, -1)
+    of_tokens = replace(dispatched.sent, num_copies=1).restore(rows).view(*weights.shape, outputs.shape[-1])
     return (of_tokens * weights.unsqueeze(-1)).sum(1).to(outputs.dtype)
 
 
