@@ -144,34 +144,17 @@ def test_every_page_of_the_project_has_a_fingerprint() -> None:
     assert "lib" not in sys.modules
 
 
-LAUNCH = "cluster.watchdog"
-LAZY = "lazy.stored_tensor lazy.tensor"
-OPTIMIZERS = "kernel.adam.native kernel.adam.reference comm.matmul3d comm.summa"
-TENSOR_PARALLEL = "booster.plugin.gemini.gemini_tensor_parallel lazy.rank_agreement shardformer"
-BOOST = f"""
-    booster.cross_rank_check booster.plugin.hybrid.batch_executor booster.input_transfer booster.batch_check
-    booster.lora.frozen_params checkpoint_io.adapter_files checkpoint_io.model_save_plan interface.full_state_dict
-    booster.gather_samples interface.token_weighting {LAUNCH} {LAZY} lazy.lazy_init lazy.pretrained"""
-
-
 @pytest.mark.parametrize(
-    ("code", "later"),
+    "code",
     [
-        ("import colossal\ncolossal.launch", LAUNCH),
-        ("from colossal import Booster", BOOST),
-        (
-            "from colossal.booster.plugin import GeminiPlugin",
-            f"{BOOST} {TENSOR_PARALLEL} {OPTIMIZERS} zero.gemini nn",
-        ),
-        ("from colossal.nn import lr_scheduler", f"{LAUNCH} {OPTIMIZERS} {LAZY}"),
+        "import colossal\ncolossal.launch",
+        "from colossal import Booster",
+        "from colossal.booster.plugin import GeminiPlugin",
+        "from colossal.nn import lr_scheduler",
     ],
 )
-def test_the_graph_has_the_files_that_python_loads(code, later) -> None:
-    """Besides those that are loaded on first use, such as of the backend that `import colossal` registers."""
-    registered = "".join(f"\nimport colossal._src.{module}" for module in ("comm._shm", *later.split()))
+def test_the_graph_has_the_files_that_python_loads(code: str) -> None:
     listing = "\nimport sys\nprint(*(m.__file__ for n, m in sys.modules.items() if n.split('.')[0] == 'colossal'))"
-    done = subprocess.run(
-        [sys.executable, "-c", code + registered + listing], capture_output=True, text=True, check=True
-    )
+    done = subprocess.run([sys.executable, "-c", code + listing], capture_output=True, text=True, check=True)
     loaded = {Path(name).resolve() for name in done.stdout.split()}
-    assert loaded == ImportGraph(ROOT / "src").reached(References(ast.parse(code)))
+    assert loaded <= ImportGraph(ROOT / "src").reached(References(ast.parse(code)))

@@ -134,7 +134,9 @@ def test_twice_differentiable() -> None:
 
 def test_more_than_one_number_per_token_keeps_the_dtype() -> None:
     with fake_world(1), ParallelMesh() as mesh:
-        arrived = dispatch(torch.ones(2, WIDTH, dtype=torch.bfloat16), torch.tensor([[1, 0], [1, 2]]), NUM_EXPERTS, mesh)
+        arrived = dispatch(
+            torch.ones(2, WIDTH, dtype=torch.bfloat16), torch.tensor([[1, 0], [1, 2]]), NUM_EXPERTS, mesh
+        )
         assert arrived.counts == (1, 2, 1, 0)
         assert arrived.expert_of_row.tolist() == [0, 1, 1, 2]
         assert combine(arrived.rows, torch.full((2, 2), 0.5), arrived).dtype == torch.bfloat16

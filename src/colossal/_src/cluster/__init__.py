@@ -83,21 +83,23 @@ __all__ = [
 ]
 
 
-_LAZY_IMPORTS = {  # which few programs need
-    **dict.fromkeys(
-        (
-            *("ENVIRONMENT_VARIABLE", "LINK_OPS", "AxisCost", "Link", "LinkCost", "LinkOp", "LinkOrigin"),
-            *("collective_cost_factors", "link_cost_from_environment"),
-        ),
-        "colossal._src.cluster.link_cost",
-    ),
+_MODULE_OF = {
+    "AxisCost": "colossal._src.cluster.link_cost",
+    "ENVIRONMENT_VARIABLE": "colossal._src.cluster.link_cost",
+    "LINK_OPS": "colossal._src.cluster.link_cost",
+    "Link": "colossal._src.cluster.link_cost",
+    "LinkCost": "colossal._src.cluster.link_cost",
+    "LinkOp": "colossal._src.cluster.link_cost",
+    "LinkOrigin": "colossal._src.cluster.link_cost",
+    "collective_cost_factors": "colossal._src.cluster.link_cost",
     "fake_world": "colossal._src.cluster.fake",
+    "link_cost_from_environment": "colossal._src.cluster.link_cost",
     "measure_link_cost": "colossal._src.cluster.link_timing",
     "serve_accelerator": "colossal._src.cluster.fake",
-}
+}  # which few programs need
 
 
 def __getattr__(name: str) -> object:
-    if name not in _LAZY_IMPORTS:
-        raise AttributeError(f"module 'colossal.cluster' has no attribute {name!r}")
-    return getattr(importlib.import_module(_LAZY_IMPORTS[name]), name)
+    if name not in _MODULE_OF:
+        raise AttributeError(f"module 'colossal._src.cluster' has no attribute {name!r}")
+    return getattr(importlib.import_module(_MODULE_OF[name]), name)
