@@ -2,10 +2,9 @@
 
 from colossal._src.nn.moe import (
     Dispatched,
-    ExpertParallel,
     combine,
     dispatch,
     shard_experts,
 )
 
-__all__ = ["Dispatched", "ExpertParallel", "combine", "dispatch", "shard_experts"]
+__all__ = ["Dispatched", "combine", "dispatch", "shard_experts"]

@@ -8,10 +8,11 @@ from equality import assert_equal
 from torch import nn
 from torch.nn import functional
 
+from colossal._src.nn.moe import ExpertParallel
 from colossal.cluster import ParallelMesh
 from colossal.comm import CommCounter
 from colossal.errors import PlanError
-from colossal.nn.moe import ExpertParallel, combine, dispatch, shard_experts
+from colossal.nn.moe import combine, dispatch, shard_experts
 from colossal.testing import fake_world, run_processes, run_threads
 
 WIDTH, NUM_EXPERTS = 3, 4

@@ -89,6 +89,16 @@ class Dispatched:
         send: How many rows went to each rank of the ep axis.
         receive: How many came from each.
         mesh: The mesh.
+
+    Example:
+        >>> import torch
+        >>> from colossal.cluster import ParallelMesh
+        >>> from colossal.nn.moe import Dispatched, dispatch
+        >>> from colossal.testing import fake_world
+        >>> with fake_world(1):
+        ...     arrived: Dispatched = dispatch(torch.eye(2), torch.tensor([[2, 0], [2, 1]]), 3, ParallelMesh())
+        >>> arrived.counts, arrived.expert_of_row.tolist(), arrived.rows.tolist()
+        ((1, 1, 2), [0, 1, 2, 2], [[1.0, 0.0], [0.0, 1.0], [1.0, 0.0], [0.0, 1.0]])
     """
 
     rows: torch.Tensor
@@ -177,7 +187,19 @@ def combine(outputs: torch.Tensor, weights: torch.Tensor, dispatched: Dispatched
     Returns:
         The results, of shape (T, D), in the dtype of `outputs`; sums are in that of the weights, if it is longer.
 
-    Communication: all_to_all, ep, the rows that come back to this rank from others; backward those that leave it.
+    Communication: all_to_all, ep, the bytes of the rows that go back to other ranks; backward, of the gradients of
+    those that came back.
+
+    Example:
+        >>> import torch
+        >>> from colossal.cluster import ParallelMesh
+        >>> from colossal.nn.moe import combine, dispatch
+        >>> from colossal.testing import fake_world
+        >>> with fake_world(1):
+        ...     arrived = dispatch(torch.ones(1, 2), torch.tensor([[1, 0]]), 2, ParallelMesh())
+        ...     results = arrived.rows * (1 + arrived.expert_of_row[:, None])  # expert 1 doubles
+        ...     print(combine(results, torch.tensor([[0.5, 0.25]]), arrived))
+        tensor([[1.2500, 1.2500]])
     """
     rows = outputs if dispatched.arrived is None else dispatched.arrived.restore(outputs)
     rows = comm.exchange_rows(rows, EXPERTS, dispatched.receive, dispatched.send, dispatched.mesh)
