@@ -148,7 +148,31 @@ def test_files_are_those_of_all_experts(name: str, tmp_path: Path) -> None:
         assert all(torch.equal(states[key], value) for key, value in first.items())
 
 
+# ------------------------------------------------------------------------------------------ the older name
+
+
+def train_under_the_older_name() -> torch.Tensor:
+    from colossal.booster.plugin import MoeHybridParallelPlugin
+
+    plugin = MoeHybridParallelPlugin(1, 1, 2, None, "fp32", zero_stage=1)
+    booster, model, optimizer = boost(plugin, build("mixtral"))
+    return train(booster, model, optimizer, plugin.mesh.rank("dp"), 2)
+
+
+def test_the_older_plugin_for_experts() -> None:
+    expected = train(*boost(None, build("mixtral")))
+    for norms in run_processes(train_under_the_older_name, 2):
+        assert_equal(norms, expected, "norms")
+
+
 # ------------------------------------------------------------------------------------------ what is refused
+
+
+def test_copies_of_experts_on_consecutive_ranks_are_refused() -> None:
+    from colossal.legacy.booster import MoeHybridParallelPlugin
+
+    with pytest.raises(UnsupportedError, match="moe_dp_outside=False. Leave it out"):
+        MoeHybridParallelPlugin(1, 1, 2, moe_dp_outside=False)
 
 
 def test_a_model_without_experts_is_refused() -> None:

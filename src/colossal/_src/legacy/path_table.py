@@ -97,6 +97,8 @@ PATHS: Mapping[str, Mapping[str, str]] = {
     "colossal.accelerator.cpu_accelerator": {"colossal.legacy.accelerator": "CpuAccelerator"},
     "colossal.accelerator.cuda_accelerator": {"colossal.legacy.accelerator": "CudaAccelerator"},
     "colossal.accelerator.npu_accelerator": {"colossal.legacy.accelerator": "NpuAccelerator"},
+    "colossal.booster.plugin": {"colossal.legacy.booster": "MoeHybridParallelPlugin"},
+    "colossal.booster.plugin.moe_hybrid_parallel_plugin": {"colossal.legacy.booster": "MoeHybridParallelPlugin"},
     "colossal.booster.plugin.gemini_plugin": {"colossal.booster.plugin": "GeminiPlugin"},
     "colossal.booster.plugin.hybrid_parallel_plugin": {
         "colossal.booster.plugin": "HybridParallelPlugin",

@@ -1,5 +1,6 @@
-"""Plugins of a user, written for the interface of the older documentation."""
+"""Plugins of the older documentation, and the interface that it has for those of a user."""
 
+from colossal._src.legacy.booster.moe_hybrid_parallel_plugin import MoeHybridParallelPlugin
 from colossal._src.legacy.booster.older_plugin import OlderPlugin
 
-__all__ = ["OlderPlugin"]
+__all__ = ["MoeHybridParallelPlugin", "OlderPlugin"]
