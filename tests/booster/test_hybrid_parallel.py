@@ -162,8 +162,8 @@ def alone(name: str, num_parts: int) -> dict[str, Any]:
     return {"losses": losses, "norms": norms, "parameters": dict(model.named_parameters(remove_duplicate=False))}
 
 
-# Of all_to_all, `test_sequence.py` compares gradients of all families, and the equality matrix steps of one.
-IN_GATE = ("pp2-v", "tp2-dp2-zero1", "tp2-split", "sp2-ring")
+# Of sharded sequences, `test_sequence.py` compares gradients of all families, and the equality matrix steps of one.
+IN_GATE = ("pp2-v", "tp2-dp2-zero1", "ep2", "tp2-dp2-ep2-zero1")
 
 
 @pytest.fixture(

@@ -13,6 +13,7 @@ import ast
 import re
 import tomllib
 from collections.abc import Iterator, Mapping
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -101,6 +102,15 @@ def named_in_strings(tree: ast.AST) -> Iterator[tuple[int, str]]:
 # ------------------------------------------------------------------------------------------ the rules
 
 
+def module_tree(path: Path) -> ast.Module:
+    return parse(path.read_text(encoding="utf-8"))
+
+
+@cache
+def parse(text: str) -> ast.Module:
+    return ast.parse(text)
+
+
 def module_of(path: Path, root: Path) -> str:
     parts = path.relative_to(root).with_suffix("").parts
     return ".".join(("colossal", *(part for part in parts if part != "__init__")))
@@ -140,7 +150,7 @@ def unit_violations(root: Path) -> Iterator[str]:
         if unit not in FLOOR_OF and unit != TESTING:
             yield f"colossal.{unit} has no floor: give it one in the design and in FLOORS"
         for path in paths:
-            tree = ast.parse(path.read_text(encoding="utf-8"))
+            tree = module_tree(path)
             for line, name in imports_of(tree, package_of(path, root)):
                 if name.split(".")[0] != "colossal":
                     continue
@@ -157,7 +167,7 @@ def export_violations(root: Path) -> Iterator[str]:
     exported = exports_of(root)
     for path in sorted(root.rglob("*.py")):
         module = module_of(path, root)
-        tree = ast.parse(path.read_text(encoding="utf-8"))
+        tree = module_tree(path)
         for line, source, name in names_taken(tree, package_of(path, root)):
             other = unit_of(source)
             taken = f"{source}.{name}" in exported or name in exported.get(source, ())
@@ -168,7 +178,7 @@ def export_violations(root: Path) -> Iterator[str]:
 def definition_violations(root: Path) -> Iterator[str]:
     """A public module defines nothing, and a package loads nothing lazily that is called like a module of it."""
     for path in sorted(root.rglob("*.py")):
-        module, tree = module_of(path, root), ast.parse(path.read_text(encoding="utf-8"))
+        module, tree = module_of(path, root), module_tree(path)
         if module != "colossal" and SOURCE not in module and module.rpartition(".")[2] not in IN_PLACE:
             yield from (f"{path.relative_to(root)} defines {name}: move it to _src" for name in defined(tree))
         if "__getattr__" in map(function_name, tree.body):
@@ -185,7 +195,7 @@ def exports_of(root: Path) -> dict[str, set[str]]:
     """What each package of the implementation exports, and each module that is a package of its own."""
     exports: dict[str, set[str]] = {}
     for path in root.rglob("*.py"):
-        tree, module = ast.parse(path.read_text(encoding="utf-8")), module_of(path, root)
+        tree, module = module_tree(path), module_of(path, root)
         if path.name == "__init__.py" or module.count(".") == (2 if SOURCE in module else 1):
             exports[module] = set(declared(tree) or defined(tree))
     return exports
@@ -220,7 +230,7 @@ def names_taken(tree: ast.AST, package: str) -> Iterator[tuple[int, str, str]]:
 
 def file_graph(root: Path) -> dict[str, set[str]]:
     """Which modules each module imports. A name that a package passes on counts for the module that defines it."""
-    trees = {module_of(path, root): (path, ast.parse(path.read_text(encoding="utf-8"))) for path in root.rglob("*.py")}
+    trees = {module_of(path, root): (path, module_tree(path)) for path in root.rglob("*.py")}
     homes = {
         module: {name: source for _, source, name in names_taken(tree, package_of(path, root))}
         for module, (path, tree) in trees.items()
@@ -269,7 +279,7 @@ def cycle_in(graph: Mapping[str, set[str]]) -> list[str]:
 
 def front_door_violations(root: Path) -> Iterator[str]:
     """The front door imports nothing of colossal or torch when it is imported, except for type checkers."""
-    tree = ast.parse((root / "__init__.py").read_text(encoding="utf-8"))
+    tree = module_tree(root / "__init__.py")
     body = [node for node in tree.body if not is_type_checking(node)]
     at_import = [node for node in body if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))]
     for line, name in written_imports(ast.Module(at_import, []), "colossal"):
