@@ -87,7 +87,7 @@ CHUNKED: dict[str, tuple[dict[str, int], dict[str, Any]]] = {
 }
 """Meshes, and options of GeminiPlugin, of models of transformers that it shards over tp and puts into chunks."""
 
-LONG = ("Gemini, tp2", "Gemini, tp2 x dp2", "Gemini, tp2 x dp2, from the host")
+LONG = ("sp2, ring", "Gemini, tp2", "Gemini, tp2 x dp2", "Gemini, tp2 x dp2, from the host")
 MOST_RANKS = 4
 """Cells that take long, and how many ranks those of the gate have."""
 

@@ -125,7 +125,7 @@ def read(folder: Path, pattern: str) -> dict[str, torch.Tensor]:
     return found
 
 
-@pytest.mark.parametrize("name", ["mixtral", "gpt-oss"])
+@pytest.mark.parametrize("name", ["mixtral", pytest.param("gpt-oss", marks=pytest.mark.slow)])
 def test_files_are_those_of_all_experts(name: str, tmp_path: Path) -> None:
     torch.manual_seed(0)
     build(name).config.save_pretrained(tmp_path / "model")
