@@ -227,6 +227,7 @@ class GeminiDDP(ModelWrapper):
 
         Raises:
             UnsupportedError: There are other arguments.
+            CommunicationError: Not all ranks call.
 
         Communication: all_gather, dp, the model's bytes.
         """
