@@ -15,7 +15,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from colossal._src.amp import FP8Linear, fp8_linear
-from colossal._src.amp.fp8_linear import quantize
+from colossal._src.amp.fp8_linear import quantize_fp8
 from colossal.testing import run_processes
 
 # ------------------------------------------------------------------------------------------ the reference
@@ -70,7 +70,7 @@ MODERATE = st.lists(st.floats(-4, 4, width=32), min_size=2, max_size=20)
 
 
 def dequantised(values: torch.Tensor, dtype: torch.dtype) -> np.ndarray:
-    rounded, scale = quantize(values, dtype)
+    rounded, scale = quantize_fp8(values, dtype)
     assert rounded.dtype == dtype
     assert scale.dtype == torch.float32
     return rounded.double().numpy() * scale.item()
@@ -146,7 +146,7 @@ def test_every_input_type_rounds_alike(form, dtype) -> None:
 
 @FORMATS
 def test_zeros_stay_zeros(form) -> None:
-    rounded, scale = quantize(torch.zeros(4, 3), form.dtype)
+    rounded, scale = quantize_fp8(torch.zeros(4, 3), form.dtype)
     assert scale == 1
     assert not rounded.float().any()
 
@@ -154,7 +154,7 @@ def test_zeros_stay_zeros(form) -> None:
 @FORMATS
 @pytest.mark.parametrize("bad", [math.inf, -math.inf, math.nan])
 def test_what_is_not_finite_spoils_the_scale(form, bad) -> None:
-    assert quantize(torch.tensor([1.0, bad]), form.dtype)[1].isnan()
+    assert quantize_fp8(torch.tensor([1.0, bad]), form.dtype)[1].isnan()
 
 
 # ------------------------------------------------------------------------------------------ the layer

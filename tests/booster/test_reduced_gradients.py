@@ -200,6 +200,34 @@ def test_a_pipeline_averages_gradients_of_what_was_frozen_when_it_was_built() ->
     assert run_threads(average_what_was_thawed, 2) == [[None, 0.5, 0.5, 0.5, 0.5, 0.5]] * 2
 
 
+def leave_out(plugin: str, listed: list[str]) -> dict[str, torch.Tensor]:
+    """Return the gradients of the second of two passes, before which the program thawed a layer."""
+    own = Net()
+    own._ddp_params_and_buffers_to_ignore = listed  # as the program would for torch
+    booster = Booster(device="cpu", plugin=PLUGINS[plugin]())
+    model, optimizer, *_ = booster.boost(own, torch.optim.SGD(own.parameters(), lr=0.5))
+    for frozen in ("2", ""):
+        own.freeze(frozen)
+        optimizer.zero_grad()
+        booster.backward(model(BATCHES[0].chunk(2)[dist.get_rank()]).square().mean(), optimizer)
+    return {name: parameter.grad.clone() for name, parameter in own.named_parameters()}
+
+
+@pytest.mark.parametrize("listed", [["0.weight", "factor"], [name for name, _ in Net().named_parameters()]], ids=len)
+@pytest.mark.parametrize("plugin", plugins("DDP", "Hybrid"))
+def test_what_the_program_keeps_from_ddp_stays_as_it_is_on_each_rank(plugin: str, listed: list[str]) -> None:
+    own = Net()
+    halves = []
+    for half in BATCHES[0].chunk(2):
+        own.zero_grad()
+        own(half).square().mean().backward()
+        halves.append({name: parameter.grad.clone() for name, parameter in own.named_parameters()})
+    for rank, found in enumerate(run_threads(leave_out, 2, plugin, listed)):
+        for name, grad in found.items():
+            mean = (halves[0][name] + halves[1][name]) / 2
+            assert_equal(grad, halves[rank][name] if name in listed else mean, name)
+
+
 # ---------------------------------------------------------------------------------------------- groups that come later
 
 

@@ -11,13 +11,14 @@ from equality import assert_equal
 from families import build, inputs_of
 from float64 import KeepFloat64
 from plugins import HYBRID, plugins
+from torch import distributed as dist
 
 from colossal._src.interface import TokenWeighting
 from colossal._src.pipeline import lacks_labels
 from colossal._src.tensor import copy_placement
 from colossal.booster import Booster
 from colossal.cluster import ParallelMesh
-from colossal.errors import ConfigError
+from colossal.errors import ColossalError, ConfigError
 from colossal.tensor import full_tensor_of
 from colossal.testing import run_processes, run_threads
 
@@ -45,6 +46,7 @@ WORLDS: dict[str, tuple[dict[str, int], dict[str, Callable[[], Any]]]] = {
     ),
     "pp2 x dp2": ({"pp": 2, "dp": 2}, {"Hybrid": partial(HYBRID, 1, 2, num_microbatches=2)}),
 }
+DATA_PARALLEL = plugins("DDP", "FSDP", "ZeRO-1", "ZeRO-2", "Gemini", "Hybrid", "Hybrid with ZeRO-1")
 ACCUMULATED = (1, 2)
 
 
@@ -207,26 +209,54 @@ def test_a_mean_over_no_labels_is_refused_on_all_ranks(world: str) -> None:
     run_processes(run_lacking, size, axes, plugin)
 
 
-def run_one_rank_lacking(plugin: Callable[[], Any]) -> None:
+def run_one_rank_lacking(plugin: Callable[[], Any]) -> str:
+    """Return the error of a step in which rank 0 has no labels, after a weighted one, which is right."""
     booster, model = Booster(device="cpu", plugin=plugin()), build(FAMILY)
     model, optimizer, *_ = booster.boost(model, torch.optim.SGD(model.parameters(), lr=0.1))
     rank, size = booster.plugin.data_parallel_rank_and_size()
-    inputs = {key: value.chunk(size)[rank] for key, value in batch().items()}
-    inputs["labels"] = inputs["labels"].masked_fill(torch.tensor(rank == 0), -100)
-    weight = booster.weight_by_tokens(inputs["labels"], causal=True)
-    criterion = lambda outputs, part: weight(outputs.loss, part["labels"])  # noqa: E731
-    assert booster.execute_pipeline(iter([inputs]), model, criterion, optimizer)["loss"].isfinite()
-    optimizer.zero_grad()
-    if rank:
-        model(**inputs)  # DistributedDataParallel agrees on its buckets in a second forward pass
-    else:
-        with pytest.raises(ConfigError, match="on each rank. Found a micro-batch without"):
+    inputs = lacking_batch()
+    inputs = {key: value.chunk(size)[rank] for key, value in inputs.items()}
+    with KeepFloat64():
+        weight = booster.weight_by_tokens(inputs["labels"], causal=True)
+        criterion = lambda outputs, part: weight(outputs.loss, part["labels"])  # noqa: E731
+        loss = booster.execute_pipeline(iter([inputs]), model, criterion, optimizer)["loss"]
+        optimizer.step()
+        losses, (expected, _) = [torch.zeros_like(loss) for _ in range(size)], train_on_lacking_batch()
+        dist.all_gather(losses, loss)
+        assert_equal(torch.stack(losses).mean(), expected, "loss")
+        for name, value in model.state_dict(only_rank_0=False).items():
+            assert_equal(value, train_on_lacking_batch()[1][name], name)
+        optimizer.zero_grad()
+        try:
             booster.execute_pipeline(iter([inputs]), model, lambda outputs, _: outputs.loss, optimizer)
+            optimizer.step()
+        except (ColossalError, RuntimeError) as error:
+            return "\n".join([type(error).__name__, str(error), *getattr(error, "__notes__", ())])
+    return ""
 
 
-@pytest.mark.parametrize("plugin", plugins("DDP", "ZeRO-1").values())
-def test_a_rank_without_labels_says_so(plugin: Callable[[], Any]) -> None:
-    run_processes(run_one_rank_lacking, 2, plugin)
+def lacking_batch() -> dict[str, torch.Tensor]:
+    inputs, counts = batch(), torch.arange(8)[:, None] >= 4
+    return inputs | {"labels": inputs["labels"].masked_fill(~counts, -100)}
+
+
+@cache
+def train_on_lacking_batch() -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    """One process: the loss of the batch, and the parameters after a step."""
+    model: Any = build(FAMILY)
+    loss = model(**lacking_batch()).loss
+    loss.backward()
+    torch.optim.SGD(model.parameters(), lr=0.1).step()
+    return loss.detach(), {name: value.detach() for name, value in model.state_dict().items()}
+
+
+@pytest.mark.parametrize("plugin", DATA_PARALLEL)
+def test_a_rank_without_labels_is_weighted_or_says_so(plugin: str) -> None:
+    first, second = run_processes(run_one_rank_lacking, 2, DATA_PARALLEL[plugin])
+    assert first.startswith("ConfigError")
+    assert "on each rank. Found a micro-batch without" in first
+    assert "CommunicationError" in second
+    assert all("booster.weight_by_tokens" in message for message in (first, second)), second
 
 
 def test_only_labels_of_which_none_counts_are_lacking() -> None:

@@ -41,11 +41,24 @@ def test_data_parallelism_takes_the_rest_of_the_world() -> None:
         (8, {"tp": 2, "dp": 2}, r"Found pp 1 x dp 2 x sp 1 x tp 2 = 4 in a world of 8\. .* start 4 processes"),
         (8, {"tp": 0}, "Found tp=0"),
         (8, {"pp": 2.0}, r"Found pp=2\.0"),
+        (8, {"pp": 2, "tp": 2, "ep": 3}, r"the 4 ranks of a stage, those of dp, sp and tp\. Found ep=3\. .* 1, 2, 4\."),
+        (8, {"pp": 2, "ep": 8}, r"Found ep=8\. Pass one of 1, 2, 4\."),
+        (8, {"ep": 0}, r"Found ep=0\. Pass one of 1, 2, 4, 8\."),
+        (8, {"ep": 2.0}, r"Found ep=2\.0\."),
     ],
 )
 def test_sizes_that_do_not_fit_are_refused(world, sizes, message) -> None:
     with fake_world(world), pytest.raises(MeshError, match=message):
         ParallelMesh(**sizes)
+
+
+@pytest.mark.parametrize("axes", [("dp", "ep"), ("edp", "tp"), ("pp", "sp", "ep")])
+def test_ranks_are_listed_along_axes_of_one_view(axes) -> None:
+    with fake_world(8):
+        mesh = ParallelMesh(pp=2, tp=2, ep=2)
+        assert mesh.ranks("pp", "edp", "ep") == mesh.ranks("pp", "dp", "tp") == tuple(range(8))
+        with pytest.raises(MeshError, match="ep and edp arrange the ranks of dp, sp and tp anew. Found .* by itself"):
+            mesh.ranks(*axes)
 
 
 def test_a_mesh_needs_a_world() -> None:

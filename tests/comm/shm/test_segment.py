@@ -17,7 +17,8 @@ from torch import distributed as dist
 import colossal
 from colossal._src import _native
 from colossal._src.cluster.rendezvous import WorldSpec, form_world
-from colossal._src.comm._shm import engine, segment
+from colossal._src.comm._shm import engine, make_engine, segment
+from colossal._src.comm._shm.work import P2PWork
 from colossal._src.testing.processes import WorldError
 from colossal.errors import UnsupportedError
 from colossal.logging import get_dist_logger
@@ -250,3 +251,19 @@ def test_what_keeps_one_rank_from_the_memory_keeps_all_and_is_named(tmp_path) ->
         assert error.endswith("Use the backend 'gloo'.")
     assert "could not be had on linux: [Errno 27] File too large" in outcome[5][1]
     assert outcome[8:] == [("shm", ""), ("shm", "")]
+
+
+def drop_the_engine_before_its_message(folder: Path) -> bool:
+    rank, tensor = dist.get_rank(), torch.ones(2)
+    end = make_engine(dist.FileStore(str(folder / "store"), 2), rank, [0, 1])
+    message = end.receive(0, 1, tensor) if rank else end.send(1, 1, tensor)
+    work = P2PWork(end, message, tensor, 20.0, lambda _: None)
+    work.wait()
+    dist.barrier()
+    end.__del__()  # as the garbage collector may do first, in a cycle of both
+    del work
+    return True
+
+
+def test_a_message_may_outlive_its_group(tmp_path: Path) -> None:
+    assert run_processes(drop_the_engine_before_its_message, 2, tmp_path) == [True, True]

@@ -4,7 +4,7 @@ from colossal._src.amp.apex_scaler import ApexScaler
 from colossal._src.amp.autocast import Autocast
 from colossal._src.amp.data_aliases import DataAliases
 from colossal._src.amp.dynamic_scaler import DynamicScaler, ScalerConfig
-from colossal._src.amp.fp8_linear import SIZE_MULTIPLE, FP8Linear, has_float8, has_fp8_sizes
+from colossal._src.amp.fp8_linear import SIZE_MULTIPLE, FP8Linear, has_float8, has_fp8_sizes, quantize_fp8
 from colossal._src.amp.half_precision import cast_floats, cast_inputs_and_outputs, cast_model, castable_parameters
 from colossal._src.amp.loss_scaler import LossScaler, NoScaler
 from colossal._src.amp.master_weights import MasterParams, MasterWeights
@@ -30,4 +30,5 @@ __all__ = [
     "castable_parameters",
     "has_float8",
     "has_fp8_sizes",
+    "quantize_fp8",
 ]

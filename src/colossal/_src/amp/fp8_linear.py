@@ -41,8 +41,26 @@ def has_float8(device: torch.device) -> bool:
 
 
 @torch.no_grad()
-def quantize(tensor: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-    """Round a tensor to 8 bits, relative to its largest element."""
+def quantize_fp8(tensor: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    """Round a tensor to 8 bits, relative to its largest element.
+
+    Args:
+        tensor: Any shape, in float32, bfloat16 or float16.
+        dtype: `torch.float8_e4m3fn` or `torch.float8_e5m2`.
+
+    Returns:
+        The rounded values, of the tensor's shape in `dtype`, and their scale, a power of two in float32, of shape ():
+        the tensor is about the one times the other. The scale is NaN if an element is infinite or NaN.
+
+    Source: Micikevicius et al., "FP8 Formats for Deep Learning", 2022, https://arxiv.org/abs/2209.05433.
+
+    Example:
+        >>> import torch
+        >>> from colossal.amp import quantize_fp8
+        >>> values, scale = quantize_fp8(torch.tensor([1.0, -2.0, 0.3]), torch.float8_e4m3fn)
+        >>> values.float() * scale
+        tensor([ 1.0000, -2.0000,  0.3125])
+    """
     low, high = torch.aminmax(tensor)
     largest = torch.maximum(-low, high).float()
     ratio = (largest / torch.finfo(dtype).max).clamp(min=2.0**_MIN_EXPONENT)  # subnormal ones may divide to 0
@@ -73,8 +91,8 @@ class _FP8LinearFunction(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, inputs: torch.Tensor, weight: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        x, x_scale = quantize(inputs, FORWARD_DTYPE)
-        w, w_scale = quantize(weight, FORWARD_DTYPE)
+        x, x_scale = quantize_fp8(inputs, FORWARD_DTYPE)
+        w, w_scale = quantize_fp8(weight, FORWARD_DTYPE)
         ctx.save_for_backward(x, x_scale, weight)  # not `w`: a sharded weight is gathered again, and freed until then
         ctx.dtype = inputs.dtype
         return scaled_matmul(x, x_scale, w.t(), w_scale, dtype)
@@ -83,10 +101,10 @@ class _FP8LinearFunction(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
         x, x_scale, weight = ctx.saved_tensors
-        g, g_scale = quantize(grads[0], BACKWARD_DTYPE)
+        g, g_scale = quantize_fp8(grads[0], BACKWARD_DTYPE)
         grad_inputs = grad_weight = None
         if ctx.needs_input_grad[0]:
-            w, w_scale = quantize(weight, FORWARD_DTYPE)
+            w, w_scale = quantize_fp8(weight, FORWARD_DTYPE)
             grad_inputs = scaled_matmul(g, g_scale, w, w_scale, ctx.dtype)
         if ctx.needs_input_grad[1]:
             grad_weight = scaled_matmul(g.t(), g_scale, x, x_scale, weight.dtype)

@@ -30,7 +30,8 @@ def stream_seed(*numbers: int) -> int:
 def draw_number(buffer: torch.Tensor | None = None) -> int:
     """Draw from torch's own generator what a stream begins with; a buffer of the caller saves most of the time."""
     drawn = torch.empty((), dtype=torch.int64, device="cpu") if buffer is None else buffer
-    return int(drawn.random_(_NUMBERS).numpy())  # without `Tensor.item`, which would count as a wait for a device
+    # a number on the CPU never waits for a device, but what counts such waits cannot tell it from others by `item`
+    return int(drawn.random_(_NUMBERS).numpy())
 
 
 @final

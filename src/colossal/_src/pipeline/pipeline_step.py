@@ -134,6 +134,12 @@ class PipelineStep:
             if target in self._links:
                 link = self._links[target]
                 link.send(encode_metas(found).to(link.device))
+        elif [each.requires_grad for each in self._known[stage]] != [each.requires_grad for each in found]:
+            raise ShapeError(
+                "What leaves a stage has gradients in all micro-batches or in none, as its ranks agree on messages. "
+                f"Found that at the end of stage {stage} it has some in one micro-batch and none in another. Where a "
+                "branch ends the graph, by detach or torch.no_grad(), multiply what trains by 0 and add it."
+            )
         elif self._known[stage] != found:
             raise ShapeError(
                 f"All micro-batches leave a stage in the same shape. Found {found} after {self._known[stage]} at the "

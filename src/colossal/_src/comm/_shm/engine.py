@@ -142,7 +142,7 @@ class SharedMemoryEngine:
         self._c = functions()
         spins = _SPINS if self.size <= len(os.sched_getaffinity(0)) else _CROWDED_SPINS
         numbers = (ctypes.c_int * self.size)(*pids)
-        self._handle = self._c["open"](descriptor, rank, self.size, numbers, spins, self._c["best_isa"]())
+        self._handle: int | None = self._c["open"](descriptor, rank, self.size, numbers, spins, self._c["best_isa"]())
         if not self._handle:
             raise MemoryError(f"Shared memory for {self.size} ranks could not be mapped.")
         # The order holds only the addresses of these arrays: they must live as long as the engine.
@@ -218,6 +218,8 @@ class SharedMemoryEngine:
 
     def release(self, message: int, content: object) -> None:
         """Forget a message; one that is under way stays, and its content with it."""
+        if self._handle is None:  # in a cycle, that of an error and its frames, the collector may have taken us first
+            return
         if self._c["state"](message) == _DELIVERED:
             self._c["release"](self._handle, message)
         else:

@@ -39,10 +39,10 @@ class ReplicatedModel:
         model: nn.Module,
         replicate: Callable[..., DistributedDataParallel],
         averager: HookedAverager,
-        others: AbstractSet[nn.Parameter],
+        others: AbstractSet[torch.Tensor],
     ) -> None:
         self._replicate, self._model, self._averager = replicate, model, averager
-        self._others = list(others)  # that `DistributedDataParallel` leaves to the averager
+        # others are those that `DistributedDataParallel` leaves to the averager, or to the program
         self._parameters = [parameter for parameter in model.parameters() if parameter not in others]
         self._trained = list(map(_requires_grad, self._parameters))
         # of what does not train, `DistributedDataParallel` has nothing to reduce, and refuses it
@@ -63,7 +63,7 @@ class ReplicatedModel:
             optimizer.register_step_pre_hook(partial(_step_hook, ref(self)))
             optimizer.register_backward_hook(self._before_backward)
             optimizer.register_zero_grad_hook(self._reset)
-            optimizer.limit_parameters([*self._parameters, *self._others])
+            optimizer.limit_parameters(self._model.parameters())
         return wrapper
 
     @contextmanager

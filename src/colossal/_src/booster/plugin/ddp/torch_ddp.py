@@ -17,7 +17,7 @@ from colossal._src.booster.plugin.ddp.ddp_comm_hooks import count_reductions, fp
 from colossal._src.booster.plugin.ddp.replicated_model import ReplicatedModel
 from colossal._src.booster.plugin.replica_sync import HookedAverager
 from colossal._src.cluster import ParallelMesh, current_mesh
-from colossal._src.interface import Boosted, Capabilities, Parts, check_equal_rounding
+from colossal._src.interface import Boosted, Capabilities, Parts, check_equal_rounding, unwrap_model
 from colossal._src.tensor import DATA, Replicas, broadcast_values, replicas_of
 from colossal.errors import ConfigError
 
@@ -54,13 +54,18 @@ class DDPConfig:
 
     def replicate(self, model: nn.Module, mesh: ParallelMesh) -> ReplicatedModel:
         """Average the gradients of a model over ranks: `DistributedDataParallel` does where all have the parameter."""
-        over_dp = Replicas(mesh)
-        others = {name: each for name, each in model.named_parameters() if replicas_of(each, mesh) != over_dp}
-        ignore: Any = DistributedDataParallel
-        ignore._set_params_and_buffers_to_ignore_for_model(model, list(others))  # noqa: SLF001 (torch has no public name for it)
-        broadcast_values(others.values(), mesh)
-        averager = HookedAverager(others.values(), mesh)
-        return ReplicatedModel(model, partial(self._replicate, over_dp.group), averager, set(others.values()))
+        over_dp, ignored = Replicas(mesh), _find_ignored(model)
+        others = [each for each in model.parameters() if each not in ignored and replicas_of(each, mesh) != over_dp]
+        left_out = {*ignored, *others}
+        if left_out:
+            named = (*model.named_parameters(), *model.named_buffers())
+            names = [name for name, each in named if each in left_out]
+            names += [f".{name}" for name in names if "." not in name]  # as torch calls those of the root, in places
+            ddp: Any = DistributedDataParallel
+            ddp._set_params_and_buffers_to_ignore_for_model(model, names)  # noqa: SLF001 (torch has no public name for it)
+        broadcast_values(others, mesh)
+        averager = HookedAverager(others, mesh)
+        return ReplicatedModel(model, partial(self._replicate, over_dp.group), averager, left_out)
 
     def _replicate(self, group: ProcessGroup, model: nn.Module, **options: Any) -> DistributedDataParallel:
         ddp = DistributedDataParallel(model, process_group=group, **self.keywords(), **options)
@@ -68,6 +73,13 @@ class DDPConfig:
             check_equal_rounding(model.parameters())
             ddp.register_comm_hook(group, fp8_allreduce_hook)
         return count_reductions(ddp, group, compress_fp8=self.fp8_communication)
+
+
+def _find_ignored(model: nn.Module) -> set[torch.Tensor]:
+    """Find what the program keeps from `DistributedDataParallel`, by names of the model before it was wrapped."""
+    own = unwrap_model(model)
+    names = getattr(own, "_ddp_params_and_buffers_to_ignore", ())
+    return {each for name, each in (*own.named_parameters(), *own.named_buffers()) if name in names}
 
 
 @final

@@ -1,6 +1,6 @@
 """Passes that FSDP2 would run wrongly: in inference mode, after an exception, or of other units than on other ranks."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any, final
 
@@ -71,19 +71,16 @@ class PassChecks:
 
     def _check_parameters(self) -> None:
         """Refuse a parameter in the place of another, which FSDP2 would put back without a word."""
-        for module in self._units:
-            state = module._get_fsdp_state()  # noqa: SLF001 (torch has no public name for it)
-            for group in getattr(state, "_fsdp_param_groups", None) or filter(None, [state._fsdp_param_group]):  # noqa: SLF001 (nor this)
-                for held in group.fsdp_params:
-                    place = held._module_info  # noqa: SLF001 (nor this)
-                    own = place.module._parameters.get(place.param_name)  # noqa: SLF001 (without the search of getattr)
-                    if own is not held.sharded_param and own is not getattr(held, "_unsharded_param", None):
-                        raise ConfigError(
-                            "Under TorchFSDPPlugin a model keeps the parameters that it had when it was boosted. Found "
-                            f"another one in the place of {place.param_name} of a {type(place.module).__name__}, which "
-                            "FSDP2 would put back. Exchange it before boost, or write values into the parameter that "
-                            "is there: load_state_dict, or copy_ under torch.no_grad()."
-                        )
+        for held in fsdp_params(self._units):
+            place = held._module_info  # noqa: SLF001 (torch has no public name for it)
+            own = place.module._parameters.get(place.param_name)  # noqa: SLF001 (without the search of getattr)
+            if own is not held.sharded_param and own is not getattr(held, "_unsharded_param", None):
+                raise ConfigError(
+                    "Under TorchFSDPPlugin a model keeps the parameters that it had when it was boosted. Found another "
+                    f"one in the place of {place.param_name} of a {type(place.module).__name__}, which FSDP2 would put "
+                    "back. Exchange it before boost, or write values into the parameter that is there: "
+                    "load_state_dict, or copy_ under torch.no_grad()."
+                )
 
     def _note(self, name: str, *_forward: Any) -> None:
         self._order.append(name)
@@ -141,6 +138,14 @@ class PassChecks:
 
     def _fails_in_backward(self) -> bool:
         return self._root._get_fsdp_state()._state_ctx.post_backward_final_callback_queued  # noqa: SLF001 (as above)
+
+
+def fsdp_params(units: Iterable[Any]) -> Iterator[Any]:
+    """Find what torch holds for each sharded parameter; it has no public name."""
+    for unit in units:
+        state = unit._get_fsdp_state()  # noqa: SLF001 (as above)
+        for group in getattr(state, "_fsdp_param_groups", None) or filter(None, [state._fsdp_param_group]):  # noqa: SLF001 (as above)
+            yield from group.fsdp_params
 
 
 def explain_backward_error(error: Exception) -> None:

@@ -17,7 +17,7 @@ from colossal._src.booster.plugin.fsdp.fsdp_optimizer import (
     state_by_name,
 )
 from colossal._src.booster.plugin.fsdp.fsdp_options import FSDPOptions
-from colossal._src.booster.plugin.fsdp.fsdp_pass_checks import PassChecks
+from colossal._src.booster.plugin.fsdp.fsdp_pass_checks import PassChecks, fsdp_params
 from colossal._src.booster.plugin.replica_sync import (
     HookedAverager,
     broadcast_buffers_before_forward,
@@ -199,14 +199,11 @@ class FSDPSharder:
                 module.reshard()
 
     def _params_with_unsharded_grad(self) -> Iterator[Any]:
-        """Find what torch holds for a parameter whose gradient is not reduced yet; it has no public name."""
-        for module in self._modules:
-            state = module._get_fsdp_state()  # noqa: SLF001 (torch has no public name for it)
-            groups = getattr(state, "_fsdp_param_groups", None) or filter(None, [state._fsdp_param_group])  # noqa: SLF001 (nor this)
-            for held in (parameter for group in groups for parameter in group.fsdp_params):
-                gathered = getattr(held, "_unsharded_param", None)
-                if gathered is not None and (gathered.grad is not None or held.unsharded_accumulated_grad is not None):
-                    yield held
+        """Find what torch holds for a parameter whose gradient is not reduced yet."""
+        for held in fsdp_params(self._modules):
+            gathered = getattr(held, "_unsharded_param", None)
+            if gathered is not None and (gathered.grad is not None or held.unsharded_accumulated_grad is not None):
+                yield held
 
 
 @final

@@ -1,8 +1,8 @@
 """`Booster.execute_pipeline` where the model is not split into stages: forward and backward passes of a batch."""
 
 import inspect
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Generator, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, final
 
 import torch
@@ -91,5 +91,20 @@ class BatchExecutor:
             refuse_loss_without_labels(loss)
         loss = loss if number == 1 else loss / number
         if optimizer is not None:
-            optimizer.backward(loss)
+            with _explain_lost_peers():
+                optimizer.backward(loss)
         return outputs, loss.detach()
+
+
+@contextmanager
+def _explain_lost_peers() -> Generator[None]:
+    """Say what the other rank refused, if it was its batch: no rank waits in each step for what all have found."""
+    try:
+        yield
+    except Exception as error:
+        if "CommunicationError" in f"{type(error).__name__} {error}":  # torch wraps it in a RuntimeError
+            error.add_note(
+                "If all labels of the batch of another rank are -100, execute_pipeline refused its mean loss there. "
+                "Weight the loss by booster.weight_by_tokens on all ranks, or leave such samples out."
+            )
+        raise
