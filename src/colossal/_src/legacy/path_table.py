@@ -314,7 +314,5 @@ WITHOUT_COUNTERPART: Mapping[str, str] = {
     "kernels by themselves; colossal.kernel.adam_step is the kernel of Adam.",
     "colossal.nn.optimizer.NVMeOptimizer": "CPUAdam and HybridAdam of colossal.nn.optimizer keep states on disk: pass "
     "nvme_offload_fraction and nvme_offload_dir.",
-    "colossal.nn.optimizer.GaLoreAdafactor": "Use GaLoreAdamW or GaLoreAdamW8bit of colossal.nn.optimizer with "
-    "get_galore_param_groups, or Adafactor.",
 }
 """The documented module or name, then what to use: a sentence."""
