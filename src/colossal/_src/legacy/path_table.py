@@ -291,6 +291,12 @@ PATHS: Mapping[str, Mapping[str, str]] = {
     "colossal.shardformer.policies.base_policy": {
         "colossal.legacy.shardformer": "ModulePolicyDescription Policy SubModuleReplacementDescription",
     },
+    # ---------------------------------------------------------------- kernels
+    "colossal.kernel.jit": {
+        "colossal.legacy.kernel": "bias_dropout_add_fused_inference bias_dropout_add_fused_train bias_gelu_impl "
+        "set_jit_fusion_options"
+    },
+    "colossal.kernel.kernel_loader": {"colossal.legacy.kernel": "CPUAdamLoader FusedOptimizerLoader"},
     "colossal.quantization": {"colossal.legacy.quantization": "BnbQuantizationConfig quantize_model"},
     "colossal.quantization.bnb": {"colossal.legacy.quantization": "quantize_model"},
     "colossal.quantization.bnb_config": {"colossal.legacy.quantization": "BnbQuantizationConfig"},
@@ -308,10 +314,17 @@ WITHOUT_COUNTERPART: Mapping[str, str] = {
     # ---------------------------------------------------------------- pipelines
     "colossal.pipeline.weight_grad_store": "Use colossal.pipeline.WeightGrads, one for each pass.",
     # ---------------------------------------------------------------- kernels and optimizers
-    "colossal.kernel.jit": "Call torch.compile on the model or on a function: it fuses biases, activations and "
-    "dropout; HybridParallelPlugin(enable_jit_fused=True) compiles activations.",
-    "colossal.kernel.kernel_loader": "colossal.nn.optimizer.CPUAdam, HybridAdam and the fused optimizers load their "
-    "kernels by themselves; colossal.kernel.adam_step is the kernel of Adam.",
+    "colossal.kernel.kernel_loader.KernelLoader": "A kernel of a program's own needs no registry: torch.library has "
+    "torch.library.custom_op.",
+    "colossal.kernel.kernel_loader.LayerNormLoader": "Use torch.nn.LayerNorm, which is one kernel.",
+    "colossal.kernel.kernel_loader.MoeLoader": "torch.compile fuses what routes tokens.",
+    "colossal.kernel.kernel_loader.ScaledMaskedSoftmaxLoader": "Use torch.nn.functional.softmax, "
+    "or scaled_dot_product_attention for the whole.",
+    "colossal.kernel.kernel_loader.ScaledUpperTriangleMaskedSoftmaxLoader": "Use torch.nn.functional.softmax, "
+    "or scaled_dot_product_attention for the whole.",
+    "colossal.kernel.kernel_loader.FlashAttentionLoader": "Use torch.nn.functional.scaled_dot_product_attention.",
+    "colossal.kernel.kernel_loader.FlashAttentionWithCustomMaskLoader": "Use "
+    "torch.nn.functional.scaled_dot_product_attention.",
     "colossal.nn.optimizer.NVMeOptimizer": "CPUAdam and HybridAdam of colossal.nn.optimizer keep states on disk: pass "
     "nvme_offload_fraction and nvme_offload_dir.",
 }
