@@ -146,7 +146,7 @@ def alone(clip: float) -> tuple[dict[str, torch.Tensor], float, float, float]:
             rates.step()
             losses.append(loss.item())
             right += count_right(output, labels)
-    return wholes_of(model), sum(losses) / len(losses), right / SAMPLES, rates.get_last_lr()[0]
+    return wholes_of(model), sum(losses) / len(losses), right / SAMPLES, float(rates.get_last_lr()[0])
 
 
 def slow_from_eight(settings: dict[str, tuple[int, dict[str, Any]]]) -> list[Any]:
