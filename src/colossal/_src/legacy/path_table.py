@@ -291,6 +291,7 @@ PATHS: Mapping[str, Mapping[str, str]] = {
     "colossal.shardformer.policies.base_policy": {
         "colossal.legacy.shardformer": "ModulePolicyDescription Policy SubModuleReplacementDescription",
     },
+    "colossal.lazy.lazy_init": {"colossal.lazy": "*"},
     # ---------------------------------------------------------------- kernels
     "colossal.kernel.jit": {
         "colossal.legacy.kernel": "bias_dropout_add_fused_inference bias_dropout_add_fused_train bias_gelu_impl "
