@@ -193,7 +193,7 @@ def test_a_low_level_optimizer_shows_whole_gradients_and_states(partition_grad: 
             optimizer.get_param_grad(nn.Parameter(torch.ones(1)))
         again, other = low_level(partition_grad=partition_grad)
         again.load_state_dict(model.state_dict())
-        other.load_state_dict(state)
+        other.load_state_dict(deepcopy(state))
         for trained, by in ((model, optimizer), (again, other)):
             by.zero_grad()
             by.backward(nn.functional.cross_entropy(trained(inputs), labels))
