@@ -46,6 +46,16 @@ PATHS: Mapping[str, Mapping[str, str]] = {
     },
     "colossal.trainer": {"colossal.legacy.trainer": "Trainer"},
     "colossal.trainer.hooks": {"colossal.legacy.trainer": "*"},
+    # ---------------------------------------------------------------- communication
+    "colossal.communication": {"colossal.legacy.communication": "*"},
+    "colossal.communication.collective": {
+        "colossal.legacy.communication": "all_gather all_reduce broadcast reduce reduce_scatter"
+    },
+    "colossal.communication.p2p": {
+        "colossal.legacy.communication": "recv_backward recv_forward send_backward send_backward_recv_forward "
+        "send_forward send_forward_recv_backward"
+    },
+    "colossal.communication.utils": {"colossal.legacy.communication": "recv_obj_meta send_obj_meta"},
     # ---------------------------------------------------------------- utils
     "colossal.utils": {"colossal.legacy.utils": "*", "colossal.legacy.testing": "free_port"},
     "colossal.utils.activation_checkpoint": {"colossal.legacy.utils": "checkpoint"},
@@ -314,6 +324,7 @@ PATHS: Mapping[str, Mapping[str, str]] = {
 WITHOUT_COUNTERPART: Mapping[str, str] = {
     # ---------------------------------------------------------------- pipelines
     "colossal.pipeline.weight_grad_store": "Use colossal.pipeline.WeightGrads, one for each pass.",
+    "colossal.communication.ring": "Use colossal.nn.ring_attention, whose messages go around by themselves.",
     # ---------------------------------------------------------------- kernels and optimizers
     "colossal.kernel.kernel_loader.KernelLoader": "A kernel of a program's own needs no registry: torch.library has "
     "torch.library.custom_op.",
