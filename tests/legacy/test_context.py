@@ -16,6 +16,7 @@ from colossal.core import global_context as gpc
 from colossal.errors import ConfigError, MeshError
 from colossal.legacy.context import INITIALIZER_MAPPING, ProcessGroupInitializer
 from colossal.legacy.registry import DIST_GROUP_INITIALIZER, LAYERS, LR_SCHEDULERS, OPTIMIZERS, Registry
+from colossal.legacy.utils import checkpoint
 from colossal.testing import fake_world, run_processes, run_threads
 
 
@@ -242,6 +243,17 @@ def test_a_process_has_seeds_of_modes_before_a_launch() -> None:
         assert torch.equal(torch.rand(3), first)
         torch.manual_seed(6)
         assert torch.equal(torch.rand(3), apart)
+        add_seed(ParallelMode.DATA, 6)
+        x, drawn = torch.ones(8, requires_grad=True), list[torch.Tensor]()
+
+        def drop(values: torch.Tensor) -> torch.Tensor:
+            with seed(ParallelMode.DATA):
+                drawn.append(torch.nn.functional.dropout(values, 0.5))
+            return drawn[-1]
+
+        checkpoint(drop, False, x).sum().backward()
+        first, again = drawn
+        assert torch.equal(first, again)  # the backward pass draws as the forward pass did
     finally:
         reset_seeds()
         torch.set_rng_state(before)
