@@ -61,6 +61,7 @@ DOCUMENTED = {
         "FusedLAMB",
         "FusedSGD",
         "GaLoreAdamW8bit",
+        "GaLoreAdafactor",
         "HybridAdam",
         "Lamb",
         "Lars",

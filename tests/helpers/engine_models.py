@@ -72,11 +72,16 @@ def wholes_of(model: nn.Module, *, gradients: bool = False) -> dict[str, torch.T
     return found
 
 
-def make_engine(config: Mapping[str, Any], **options: Any) -> Engine:
+def sgd(parameters: Any) -> torch.optim.Optimizer:
+    """An optimizer whose update shows the scale of a gradient."""
+    return torch.optim.SGD(parameters, lr=0.5, momentum=0.9)
+
+
+def make_engine(config: Mapping[str, Any], optimizer: Any = adam, **options: Any) -> Engine:
     """Arrange the ranks and initialize, as a launch with the config does."""
     global_context.load_config(dict(config))
     global_context.init_parallel_groups()
-    engine, *_ = initialize(own_part(config), adam, nn.MSELoss(), verbose=False, **options)
+    engine, *_ = initialize(own_part(config), optimizer, nn.MSELoss(), verbose=False, **options)
     return engine
 
 

@@ -101,6 +101,8 @@ def root_mean_square(tensor: torch.Tensor) -> float:
 def adafactor(params: Tensors, states: list[dict], grads: Tensors, o: dict[str, Any]) -> Tensors:
     new = []
     for w, state, g in zip(params, states, grads, strict=True):
+        sides = projections(w, state, g, o) if "rank" in o and is_low(w, o) else None
+        g = g if sides is None else sides[0].T @ g @ sides[1]  # noqa: PLW2901 (the gradient in the subspace)
         t = state["t"] = state.get("t", 0) + 1
         u = g / second_moment(state, "v", g**2 + o["eps"][0], 1 - t ** o["decay_rate"]).sqrt()
         u = u / max(1.0, root_mean_square(u) / o["clip_threshold"])
@@ -109,6 +111,7 @@ def adafactor(params: Tensors, states: list[dict], grads: Tensors, o: dict[str, 
         if o["beta1"] is not None:
             state["m"] = o["beta1"] * state.get("m", 0.0) + (1 - o["beta1"]) * rate * u
         moved = rate * u if o["beta1"] is None else state["m"]
+        moved = moved if sides is None else o["scale"] * (sides[0] @ moved @ sides[1].T)
         new.append(w - o["weight_decay"] * rate * w - moved)
     return new
 
@@ -125,27 +128,32 @@ def came(params: Tensors, states: list[dict], grads: Tensors, o: dict[str, Any])
     return new
 
 
+def projections(w: torch.Tensor, state: dict[str, Any], g: torch.Tensor, o: dict[str, Any]) -> Tensors:
+    """The matrices P and Q of a gradient P.T @ g @ Q, found anew every so many steps."""
+    rank = o["rank"]
+    if state.get("t", 0) % o["update_proj_gap"] == 0:
+        left, _, right = torch.linalg.svd(g)
+        signs = torch.stack([column[column.abs().argmax()].sign() for column in left.T])[:rank]
+        state["P"], state["Q"] = left[:, :rank] * signs, right[:rank].T * signs
+    sides = {"std": "right" if w.shape[0] >= w.shape[1] else "left"}.get(o["proj_type"], o["proj_type"])
+    if o["proj_type"] == "reverse_std":
+        sides = "left" if w.shape[0] >= w.shape[1] else "right"
+    eyes = torch.eye(w.shape[0], dtype=w.dtype), torch.eye(w.shape[1], dtype=w.dtype)
+    return [eyes[0] if sides == "right" else state["P"], eyes[1] if sides == "left" else state["Q"]]
+
+
+def is_low(w: torch.Tensor, o: dict[str, Any]) -> bool:
+    return w.dim() == 2 and min(w.shape) > o["rank"]
+
+
 def galore(params: Tensors, states: list[dict], grads: Tensors, o: dict[str, Any]) -> Tensors:
     new = []
     for w, state, g in zip(params, states, grads, strict=True):
-        low, back, rank = g, lambda x: x, o["rank"]
-        if w.dim() == 2 and min(w.shape) > rank:
-            if state.get("t", 0) % o["update_proj_gap"] == 0:
-                left, _, right = torch.linalg.svd(g)
-                signs = torch.stack([column[column.abs().argmax()].sign() for column in left.T])[:rank]
-                state["P"], state["Q"] = left[:, :rank] * signs, right[:rank].T * signs
-            sides = {"std": "right" if w.shape[0] >= w.shape[1] else "left"}.get(o["proj_type"], o["proj_type"])
-            if o["proj_type"] == "reverse_std":
-                sides = "left" if w.shape[0] >= w.shape[1] else "right"
-            eyes = torch.eye(w.shape[0], dtype=w.dtype), torch.eye(w.shape[1], dtype=w.dtype)
-            p = eyes[0] if sides == "right" else state["P"]
-            q = eyes[1] if sides == "left" else state["Q"]
-            low = p.T @ g @ q
-
-            def back(x: torch.Tensor, p: torch.Tensor = p, q: torch.Tensor = q) -> torch.Tensor:
-                return o["scale"] * (p @ x @ q.T)
-
-        u = back(adam_direction(state, low, o["betas"], o["eps"], correct=True))
+        if is_low(w, o):
+            p, q = projections(w, state, g, o)
+            u = o["scale"] * (p @ adam_direction(state, p.T @ g @ q, o["betas"], o["eps"], correct=True) @ q.T)
+        else:
+            u = adam_direction(state, g, o["betas"], o["eps"], correct=True)
         new.append(w - o["lr"] * (u + o["weight_decay"] * w))
     return new
 
@@ -236,6 +244,15 @@ CASES: dict[str, Case] = {
     "GaLoreAdamW, full": Case(optimizers.GaLoreAdamW, galore, _DECAY, _RANKED | {"proj_type": "full"}),
     "GaLoreAdamW, left": Case(optimizers.GaLoreAdamW, galore, _DECAY, _RANKED | {"proj_type": "left", "rank": 3}),
     "GaLoreAdamW, right": Case(optimizers.GaLoreAdamW, galore, _DECAY, _RANKED | {"proj_type": "right"}),
+    "GaLoreAdafactor": Case(
+        optimizers.GaLoreAdafactor,
+        adafactor,
+        {"lr": 0.05, "relative_step": False, "beta1": 0.7, "weight_decay": 0.1, "clip_threshold": 0.5},
+        _RANKED,
+    ),
+    "GaLoreAdafactor, both sides": Case(
+        optimizers.GaLoreAdafactor, adafactor, {"lr": 0.05, "relative_step": False}, _RANKED | {"proj_type": "full"}
+    ),
 }
 TWINS = {
     "Lamb, corrected": optimizers.DistributedLamb,

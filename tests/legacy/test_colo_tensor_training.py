@@ -9,7 +9,15 @@ from equality import assert_equal
 from torch import distributed as dist
 from torch import nn
 
-from colossal.legacy.tensor import ColoInitContext, ProcessGroup, ShardSpec
+from colossal.legacy.tensor import (
+    ColoInitContext,
+    ColoTensor,
+    ColoTensorSpec,
+    ComputePattern,
+    ComputeSpec,
+    ProcessGroup,
+    ShardSpec,
+)
 from colossal.legacy.zero import LowLevelZeroOptimizer
 from colossal.tensor import full_tensor_of
 from colossal.testing import run_threads
@@ -119,3 +127,28 @@ def test_low_level_zero_shards_states_over_the_replicas_of_the_group(clip: bool,
     losses, _, values = train_one_process(clip=clip)
     for found in run_threads(train_by_zero, 4, clip=clip, partition_grad=partition_grad):
         assert_same(found, (losses, {}, values))
+
+
+@pytest.mark.parametrize("dim", [0, -1])
+def test_a_tensor_that_is_made_of_a_parameter_gets_its_gradient(dim: int) -> None:
+    values, x, factor = (
+        torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+        for seed, shape in enumerate([(4, 6), (2, 6), (2, 4)])
+    )
+
+    def program() -> tuple[torch.Tensor | None, torch.Tensor | None]:
+        group, whole = ProcessGroup(tp_degree=2), nn.Parameter(values.clone())
+        weight = ColoTensor(whole, ColoTensorSpec(group))
+        weight.set_tensor_spec(ShardSpec([dim], [2]), ComputeSpec(ComputePattern.TP1D))
+        assert weight.is_leaf
+        outputs: Any = nn.functional.linear(x, weight)
+        outputs.to_replicate().backward(factor)
+        assert weight.grad is not None
+        return weight.grad.detach().as_subclass(torch.Tensor), whole.grad
+
+    whole = nn.Parameter(values.clone())
+    nn.functional.linear(x, whole).backward(factor)
+    assert whole.grad is not None
+    for (grad, of_parameter), expected in zip(run_threads(program, 2), whole.grad.chunk(2, dim), strict=True):
+        assert of_parameter is None
+        torch.testing.assert_close(grad, expected)

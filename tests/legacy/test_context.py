@@ -11,11 +11,12 @@ from torch import distributed as dist
 from colossal._src.cluster import OWN_MODES, mesh_options, set_ambient_mesh, set_current_config
 from colossal.cluster import Config, ParallelMesh, launch
 from colossal.context import ParallelMode, seed
-from colossal.context.random import add_seed, get_seeds, get_states, set_mode, with_seed
+from colossal.context.random import add_seed, get_seeds, get_states, reset_seeds, set_mode, with_seed
 from colossal.core import global_context as gpc
 from colossal.errors import ConfigError, MeshError
 from colossal.legacy.context import INITIALIZER_MAPPING, ProcessGroupInitializer
 from colossal.legacy.registry import DIST_GROUP_INITIALIZER, LAYERS, LR_SCHEDULERS, OPTIMIZERS, Registry
+from colossal.legacy.utils import checkpoint
 from colossal.testing import fake_world, run_processes, run_threads
 
 
@@ -224,6 +225,38 @@ def test_a_mode_needs_a_seed_and_has_one() -> None:
             add_seed(ParallelMode.DATA, 4)
         with pytest.raises(ConfigError, match="Found ParallelMode.PIPELINE; there are DATA, TENSOR"):
             set_mode(ParallelMode.PIPELINE)
+
+
+def test_a_process_has_seeds_of_modes_before_a_launch() -> None:
+    before = torch.get_rng_state()
+    try:
+        add_seed(ParallelMode.GLOBAL, 5)
+        add_seed(ParallelMode.DATA, 6)
+        assert get_seeds() == {ParallelMode.GLOBAL: 5, ParallelMode.DATA: 6}
+        set_mode(ParallelMode.GLOBAL)
+        first = torch.rand(3)
+        with seed(ParallelMode.DATA):
+            apart = torch.rand(3)
+        reset_seeds()
+        assert get_seeds() == {}
+        torch.manual_seed(5)
+        assert torch.equal(torch.rand(3), first)
+        torch.manual_seed(6)
+        assert torch.equal(torch.rand(3), apart)
+        add_seed(ParallelMode.DATA, 6)
+        x, drawn = torch.ones(8, requires_grad=True), list[torch.Tensor]()
+
+        def drop(values: torch.Tensor) -> torch.Tensor:
+            with seed(ParallelMode.DATA):
+                drawn.append(torch.nn.functional.dropout(values, 0.5))
+            return drawn[-1]
+
+        checkpoint(drop, False, x).sum().backward()
+        first, again = drawn
+        assert torch.equal(first, again)  # the backward pass draws as the forward pass did
+    finally:
+        reset_seeds()
+        torch.set_rng_state(before)
 
 
 # ------------------------------------------------------------------ registries

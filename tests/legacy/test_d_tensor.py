@@ -57,12 +57,38 @@ def test_tensors_are_sharded_converted_and_gathered() -> None:
 def test_the_documented_path() -> None:
     mesh = DeviceMesh(torch.arange(4), (2, 2))
     source, target = (DTensorLayout(mesh, ShardingSpec(3, spec), (64, 32, 16)) for spec in ({0: [0, 1]}, {1: [0, 1]}))
-    path, steps = LayoutConverter().layout_converting(source, target)
+    converter = LayoutConverter()
+    path, actions = converter.layout_converting(source, target)
     shown = "->".join(str(layout.sharding_spec.sharding_sequence) for layout in path)
     assert shown == "[S01, R, R]->[S0, R, R]->[R, S0, R]->[R, S01, R]"
-    assert [step.op for step in steps] == ["all_gather", "all_to_all", "shard"]
+    taken = [(each.comm_pattern.name, each.gather_dim, each.shard_dim, each.logical_process_axis) for each in actions]
+    assert taken == [
+        ("GATHER_FWD_SPLIT_BWD", 0, None, 1),
+        ("ALL2ALL_FWD_ALL2ALL_BWD", 0, 1, 0),
+        ("SPLIT_FWD_GATHER_BWD", None, 1, 1),
+    ]
+    cost = converter.get_total_comm_cost(source, target)
+    assert cost["forward"] > 0
+    assert cost["total"] == cost["forward"] + cost["backward"]
     assert source.sharding_spec.spec_diff(source.sharding_spec) == 0
     assert source.sharding_spec.spec_diff(target.sharding_spec) > 0
+
+
+def test_layouts_that_are_one_collective_away() -> None:
+    def found(layouts: dict[DTensorLayout, Any]) -> dict[str, str]:
+        return {str(each.sharding_spec.sharding_sequence): by.comm_pattern.name for each, by in layouts.items()}
+
+    mesh, converter = DeviceMesh(torch.arange(4), (2, 2)), LayoutConverter()
+    both, first = (DTensorLayout(mesh, ShardingSpec(3, spec), (64, 32, 16)) for spec in ({0: [0], 1: [1]}, {0: [0]}))
+    gathered = found(converter.all_gather_transform_layouts(both))
+    assert gathered == dict.fromkeys(["[R, S1, R]", "[S0, R, R]"], "GATHER_FWD_SPLIT_BWD")
+    moved = found(converter.all_to_all_transform_layout(both))
+    assert {"[S01, R, R]", "[R, S1, S0]", "[S0, R, S1]"} <= moved.keys()
+    assert set(moved.values()) == {"ALL2ALL_FWD_ALL2ALL_BWD"}
+    split = found(converter.shard_transform_layout(first))
+    assert split == dict.fromkeys(["[S01, R, R]", "[S0, S1, R]", "[S0, R, S1]"], "SPLIT_FWD_GATHER_BWD")
+    every = found(converter.get_all_one_step_transform_spec(both))
+    assert every == gathered | moved | found(converter.shard_transform_layout(both))
 
 
 def test_what_does_not_fit_is_refused() -> None:

@@ -240,6 +240,19 @@ def test_a_schedule_of_the_programs_own_replaces_that_of_the_config() -> None:
         BaseSchedule().forward_backward_step(engine, iter([]))
 
 
+def test_a_mode_that_is_none_trains_in_the_precision_of_the_model() -> None:
+    found = []
+    for config in ({}, {"fp16": {"mode": None}}):
+        global_context.load_config(config)
+        engine, *_ = initialize(blocks(0, 3), lambda own: torch.optim.SGD(own, lr=1.0), nn.MSELoss(), verbose=False)
+        x = torch.ones(4, 8, dtype=torch.float64)
+        engine.backward(engine.criterion(engine(x), x))
+        engine.step()
+        found.append(wholes_of(engine.model))
+    for name, value in found[0].items():
+        assert torch.equal(found[1][name], value)
+
+
 def test_a_schedule_counts_updates_and_a_model_may_be_a_function() -> None:
     global_context.load_config({"gradient_accumulation": 2, "cudnn_deterministic": True})
     before = torch.backends.cudnn.deterministic

@@ -49,7 +49,6 @@ def test_places_of_ranks() -> None:
         (lambda: ProcessGroupMesh(3), r"\(3,\) for 4 processes"),
         (lambda: ProcessGroupMesh.ravel((2, 0), (2, 2)), r"\(2, 0\) in \(2, 2\)"),
         (lambda: ProcessGroupMesh.unravel(4, (2, 2)), "Found 4"),
-        (lambda: ProcessGroupMesh(2, 2).create_group_along_axis(1, [1]), r"ranks \(1,\) on rank 0"),
         (lambda: ProcessGroupManager().create_process_group("a", [1, 2]), r"\[1, 2\] on rank 0"),
         (lambda: ProcessGroupManager().get("a"), "Found 'a'"),
         (lambda: DeviceMesh(torch.arange(4), (3, 2)), "Found 4 ranks"),

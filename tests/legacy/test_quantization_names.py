@@ -58,10 +58,9 @@ def test_quantize_model_needs_a_gpu() -> None:
 @pytest.mark.parametrize(
     ("module", "name", "instead"),
     [
-        ("colossal.kernel.kernel_loader", "CPUAdamLoader", "load their kernels by themselves"),
-        ("colossal.kernel", "jit", "torch.compile"),
+        ("colossal.kernel.kernel_loader", "LayerNormLoader", "torch.nn.LayerNorm"),
+        ("colossal.kernel.kernel_loader", "KernelLoader", "torch.library"),
         ("colossal.nn.optimizer", "NVMeOptimizer", "nvme_offload_fraction"),
-        ("colossal.nn.optimizer", "GaLoreAdafactor", "GaLoreAdamW"),
     ],
 )
 def test_a_name_without_counterpart_says_what_to_use(module, name, instead) -> None:

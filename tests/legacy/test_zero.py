@@ -175,6 +175,48 @@ def test_gradients_accumulate_without_reduction_under_stage_1() -> None:
             torch.testing.assert_close(one, value.detach())
 
 
+@pytest.mark.parametrize("partition_grad", [False, True])
+def test_a_low_level_optimizer_shows_whole_gradients_and_states(partition_grad: bool) -> None:
+    def program() -> tuple[list[Any], dict[str, Any], list[torch.Tensor]]:
+        model, optimizer = low_level(partition_grad=partition_grad)
+        inputs, labels = (each.chunk(RANKS)[dist.get_rank()] for each in batch_of(0))
+        optimizer.backward(nn.functional.cross_entropy(model(inputs), labels))
+        grads = [optimizer.get_param_grad(each) for each in model.parameters()]
+        shards = optimizer.get_working_to_master_map()
+        for each in model.parameters():
+            (own,) = optimizer.get_partitioned_gradients_by_param_id(0, id(each))
+            assert own.shape == shards[id(each)].shape
+            assert optimizer.get_master_to_working_map()[id(shards[id(each)])] is each
+        optimizer.step()
+        state = deepcopy(optimizer.state_dict())
+        with pytest.raises(ConfigError, match="none of them"):
+            optimizer.get_param_grad(nn.Parameter(torch.ones(1)))
+        again, other = low_level(partition_grad=partition_grad)
+        again.load_state_dict(model.state_dict())
+        other.load_state_dict(deepcopy(state))
+        for trained, by in ((model, optimizer), (again, other)):
+            by.zero_grad()
+            by.backward(nn.functional.cross_entropy(trained(inputs), labels))
+            by.step()
+        for one, two in zip(model.parameters(), again.parameters(), strict=True):
+            assert torch.equal(one, two)
+        return grads, state, [each.detach() for each in model.parameters()]
+
+    model = make_model()
+    optimizer = adam(model)
+    nn.functional.cross_entropy(model(batch_of(0)[0]), batch_of(0)[1]).backward()
+    expected = [each.grad.clone() for each in model.parameters() if each.grad is not None]
+    optimizer.step()
+    whole = deepcopy(optimizer.state_dict())["state"]
+    for grads, state, _ in run_threads(program, RANKS):
+        for grad, value in zip(grads, expected, strict=True):
+            torch.testing.assert_close(grad, value)
+        assert state["state"].keys() == whole.keys()
+        for number, entry in whole.items():
+            for name, value in entry.items():
+                torch.testing.assert_close(state["state"][number][name], value)
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_a_low_level_optimizer_casts_and_keeps_master_weights(dtype: torch.dtype) -> None:
     def program() -> tuple[torch.dtype, torch.dtype, float]:

@@ -46,6 +46,16 @@ PATHS: Mapping[str, Mapping[str, str]] = {
     },
     "colossal.trainer": {"colossal.legacy.trainer": "Trainer"},
     "colossal.trainer.hooks": {"colossal.legacy.trainer": "*"},
+    # ---------------------------------------------------------------- communication
+    "colossal.communication": {"colossal.legacy.communication": "*"},
+    "colossal.communication.collective": {
+        "colossal.legacy.communication": "all_gather all_reduce broadcast reduce reduce_scatter"
+    },
+    "colossal.communication.p2p": {
+        "colossal.legacy.communication": "recv_backward recv_forward send_backward send_backward_recv_forward "
+        "send_forward send_forward_recv_backward"
+    },
+    "colossal.communication.utils": {"colossal.legacy.communication": "recv_obj_meta send_obj_meta"},
     # ---------------------------------------------------------------- utils
     "colossal.utils": {"colossal.legacy.utils": "*", "colossal.legacy.testing": "free_port"},
     "colossal.utils.activation_checkpoint": {"colossal.legacy.utils": "checkpoint"},
@@ -293,6 +303,13 @@ PATHS: Mapping[str, Mapping[str, str]] = {
     "colossal.shardformer.policies.base_policy": {
         "colossal.legacy.shardformer": "ModulePolicyDescription Policy SubModuleReplacementDescription",
     },
+    "colossal.lazy.lazy_init": {"colossal.lazy": "*"},
+    # ---------------------------------------------------------------- kernels
+    "colossal.kernel.jit": {
+        "colossal.legacy.kernel": "bias_dropout_add_fused_inference bias_dropout_add_fused_train bias_gelu_impl "
+        "set_jit_fusion_options"
+    },
+    "colossal.kernel.kernel_loader": {"colossal.legacy.kernel": "CPUAdamLoader FusedOptimizerLoader"},
     "colossal.quantization": {"colossal.legacy.quantization": "BnbQuantizationConfig quantize_model"},
     "colossal.quantization.bnb": {"colossal.legacy.quantization": "quantize_model"},
     "colossal.quantization.bnb_config": {"colossal.legacy.quantization": "BnbQuantizationConfig"},
@@ -309,14 +326,20 @@ PATHS: Mapping[str, Mapping[str, str]] = {
 WITHOUT_COUNTERPART: Mapping[str, str] = {
     # ---------------------------------------------------------------- pipelines
     "colossal.pipeline.weight_grad_store": "Use colossal.pipeline.WeightGrads, one for each pass.",
+    "colossal.communication.ring": "Use colossal.nn.ring_attention, whose messages go around by themselves.",
     # ---------------------------------------------------------------- kernels and optimizers
-    "colossal.kernel.jit": "Call torch.compile on the model or on a function: it fuses biases, activations and "
-    "dropout; HybridParallelPlugin(enable_jit_fused=True) compiles activations.",
-    "colossal.kernel.kernel_loader": "colossal.nn.optimizer.CPUAdam, HybridAdam and the fused optimizers load their "
-    "kernels by themselves; colossal.kernel.adam_step is the kernel of Adam.",
+    "colossal.kernel.kernel_loader.KernelLoader": "A kernel of a program's own needs no registry: torch.library has "
+    "torch.library.custom_op.",
+    "colossal.kernel.kernel_loader.LayerNormLoader": "Use torch.nn.LayerNorm, which is one kernel.",
+    "colossal.kernel.kernel_loader.MoeLoader": "torch.compile fuses what routes tokens.",
+    "colossal.kernel.kernel_loader.ScaledMaskedSoftmaxLoader": "Use torch.nn.functional.softmax, "
+    "or scaled_dot_product_attention for the whole.",
+    "colossal.kernel.kernel_loader.ScaledUpperTriangleMaskedSoftmaxLoader": "Use torch.nn.functional.softmax, "
+    "or scaled_dot_product_attention for the whole.",
+    "colossal.kernel.kernel_loader.FlashAttentionLoader": "Use torch.nn.functional.scaled_dot_product_attention.",
+    "colossal.kernel.kernel_loader.FlashAttentionWithCustomMaskLoader": "Use "
+    "torch.nn.functional.scaled_dot_product_attention.",
     "colossal.nn.optimizer.NVMeOptimizer": "CPUAdam and HybridAdam of colossal.nn.optimizer keep states on disk: pass "
     "nvme_offload_fraction and nvme_offload_dir.",
-    "colossal.nn.optimizer.GaLoreAdafactor": "Use GaLoreAdamW or GaLoreAdamW8bit of colossal.nn.optimizer with "
-    "get_galore_param_groups, or Adafactor.",
 }
 """The documented module or name, then what to use: a sentence."""

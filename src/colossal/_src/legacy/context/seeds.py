@@ -7,9 +7,11 @@ from typing import ParamSpec, TypeVar
 from weakref import WeakKeyDictionary
 
 import torch
+from torch import distributed as dist
 
-from colossal._src.cluster import ParallelMesh, current_mesh
+from colossal._src.cluster import ParallelMesh, ambient_mesh, current_mesh
 from colossal._src.legacy.context.parallel_mode import ParallelMode
+from colossal.accelerator import Accelerator, get_accelerator
 from colossal.errors import ConfigError
 
 _P = ParamSpec("_P")
@@ -29,7 +31,12 @@ class _Seeds:
         self.mode: ParallelMode | None = None
 
 
-_SEEDS: WeakKeyDictionary[ParallelMesh, _Seeds] = WeakKeyDictionary()
+class _NoMesh:
+    """Stands for the mesh of a process that has found no others."""
+
+
+_ALONE = _NoMesh()
+_SEEDS: WeakKeyDictionary[ParallelMesh | _NoMesh, _Seeds] = WeakKeyDictionary()
 
 
 def add_seed(parallel_mode: ParallelMode, seed: int, overwrite: bool = False) -> None:
@@ -293,15 +300,25 @@ def reset_seeds() -> None:
         ...     print(ParallelMode.PIPELINE in get_seeds())
         False
     """
-    _SEEDS.pop(current_mesh(), None)
+    _SEEDS.pop(_mesh(), None)
+
+
+def _mesh() -> ParallelMesh | _NoMesh:
+    return current_mesh() if dist.is_initialized() or ambient_mesh() is not None else _ALONE
 
 
 def _own() -> _Seeds:
-    mesh = current_mesh()
+    mesh = _mesh()
     if mesh not in _SEEDS:
         _SEEDS[mesh] = _Seeds()
-        set_seeds(torch.initial_seed())
+        if mesh is not _ALONE:
+            set_seeds(torch.initial_seed())
     return _SEEDS[mesh]
+
+
+def _accelerator() -> Accelerator:
+    mesh = _mesh()
+    return get_accelerator() if isinstance(mesh, _NoMesh) else mesh.accelerator
 
 
 def _state_of(mode: ParallelMode) -> State:
@@ -313,11 +330,11 @@ def _state_of(mode: ParallelMode) -> State:
 
 
 def _read_state() -> State:
-    device = current_mesh().accelerator.get_rng_state()
+    device = _accelerator().get_rng_state()
     return (torch.get_rng_state(),) if device is None else (torch.get_rng_state(), device)
 
 
 def _write_state(state: State) -> None:
     torch.set_rng_state(state[0])
     if len(state) > 1:
-        current_mesh().accelerator.set_rng_state(state[1])
+        _accelerator().set_rng_state(state[1])

@@ -134,11 +134,11 @@ class Features:
 
     def _naive_options(self) -> dict[str, Any] | None:
         """The options of the loss scale of a pipeline; None in the precision of the model."""
-        fp16 = self._config.get("fp16")
+        fp16 = self._fp16()
         if not fp16:
             return None
         self._precision()  # which refuses what is unknown or outside its range
-        options = {name: value for name, value in dict(fp16).items() if name != "mode"}
+        options = {name: value for name, value in fp16.items() if name != "mode"}
         if options.pop("verbose", False) or options.pop("log_num_zeros_in_grad", False):
             raise UnsupportedError(
                 "The loss scale of a pipeline is not logged. Found verbose or log_num_zeros_in_grad in fp16. Leave "
@@ -152,15 +152,17 @@ class Features:
         return options
 
     def _precision(self) -> MixedPrecision | None:
-        fp16 = self._config.get("fp16")
-        if not fp16:
-            return None
-        options = dict(fp16)
-        return mixed_precision_from(options.pop("mode", None), options)
+        options = self._fp16()
+        return mixed_precision_from(options.pop("mode", None), options) if options else None
+
+    def _fp16(self) -> dict[str, Any]:
+        """The options of mixed precision; none without it, which ``fp16=dict(mode=None)`` says too."""
+        fp16 = dict(self._config.get("fp16") or {})
+        return fp16 if fp16.get("mode", ...) is not None else {}
 
     def _check(self) -> None:
         """Reject features that exclude each other, on all ranks."""
-        fp16, zero = self._config.get("fp16"), self._config.get("zero")
+        fp16, zero = self._fp16(), self._config.get("zero")
         if fp16 and zero is not None:
             raise ConfigError("ZeRO casts the model by itself. Found both fp16 and zero in the config. Leave fp16 out.")
         if zero is not None and self.uses_pipeline:
@@ -179,10 +181,10 @@ class Features:
                 "ZeRO reduces gradients into shards during the backward pass, and leaves none to other handlers. Found "
                 f"{', '.join(names)} next to zero. Leave gradient_handler out, or train without zero."
             )
-        if self.uses_pipeline and fp16 and dict(fp16).get("mode") is not AMP_TYPE.NAIVE:
+        if self.uses_pipeline and fp16 and fp16.get("mode") is not AMP_TYPE.NAIVE:
             raise ConfigError(
                 "A pipeline trains in float16 by AMP_TYPE.NAIVE only. Found "
-                f"{dict(fp16).get('mode')!r}. Write fp16=dict(mode=AMP_TYPE.NAIVE)."
+                f"{fp16.get('mode')!r}. Write fp16=dict(mode=AMP_TYPE.NAIVE)."
             )
         if self.uses_pipeline and not isinstance(self.num_microbatches, int):
             raise ConfigError(

@@ -4,7 +4,7 @@
 import math
 from collections.abc import Sequence
 from itertools import product
-from typing import Literal, final
+from typing import Literal, cast, final
 
 from torch import distributed as dist
 
@@ -179,10 +179,8 @@ class ProcessGroupMesh:
             backend: The backend of the groups; that of all ranks by default, and where NCCL is not available.
 
         Returns:
-            The group of this rank.
-
-        Raises:
-            MeshError: This rank is not among the indices.
+            The group of this rank; on a rank that is not among the indices ``GroupMember.NON_GROUP_MEMBER``, as of
+            `torch.distributed.new_group`.
 
         Communication: the ranks of each group open connections; all of them must call.
         """
@@ -193,10 +191,7 @@ class ProcessGroupMesh:
         places = self.get_coords_along_axis(self._coordinate, axis, indices_at_axis)
         ranks = tuple(self.ravel(place, self._shape) for place in places)
         if self._rank not in ranks:
-            raise MeshError(
-                f"A rank forms the groups that it is in. Found ranks {ranks} on rank {self._rank}. Call on these ranks "
-                "only, or pass the index of this one too."
-            )
+            return cast("dist.ProcessGroup", dist.GroupMember.NON_GROUP_MEMBER)
         if ranks not in self._groups:
             self._groups[ranks] = form_group(ranks, usable_backend(backend))
         return self._groups[ranks]
@@ -215,10 +210,7 @@ class ProcessGroupMesh:
             backend: As of `create_group_along_axis`.
 
         Returns:
-            The group.
-
-        Raises:
-            MeshError: This rank is not among the indices.
+            The group, as `create_group_along_axis` does.
 
         Communication: at the first call, that of `create_group_along_axis`.
         """

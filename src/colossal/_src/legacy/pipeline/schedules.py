@@ -69,7 +69,7 @@ class StageSchedule:
         Communication: that of `colossal.booster.Booster.execute_pipeline`.
         """
         superseded(f"{type(self).__name__}.forward_backward_step", "booster.execute_pipeline(...)")
-        run = self._executor(_chunks_of(model))
+        run = self._executor(_chunks_of(model, self._placement.num_chunks))
         if optimizer is not None and not isinstance(optimizer, OptimizerWrapper):
             optimizer = OptimizerWrapper(optimizer)
         return run(data_iter, criterion, optimizer, return_loss, return_outputs)
@@ -289,8 +289,12 @@ class _ChunkModule(nn.Module):
         return pack(outputs)
 
 
-def _chunks_of(model: nn.Module | Sequence[nn.Module]) -> list[nn.Module]:
+def _chunks_of(model: nn.Module | Sequence[nn.Module], num_chunks: int) -> list[nn.Module]:
     inner = model.module if isinstance(model, ModelWrapper) and isinstance(model.module, nn.ModuleList) else model
+    if isinstance(inner, nn.ModuleList) and num_chunks == 1:
+        # a list that was given a forward method of its own is one stage
+        is_stage = "forward" in vars(inner) or type(inner).forward is not nn.Module.forward
+        return [inner] if is_stage else [*inner]
     return [inner] if isinstance(inner, nn.Module) and not isinstance(inner, nn.ModuleList) else [*inner]
 
 

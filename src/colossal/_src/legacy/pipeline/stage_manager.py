@@ -152,10 +152,7 @@ class GridStageManager:
             stages: Their indices.
 
         Returns:
-            The group.
-
-        Raises:
-            MeshError: This rank is none of them.
+            The group; on other ranks ``GroupMember.NON_GROUP_MEMBER``, as of `torch.distributed.new_group`.
 
         Communication: the ranks of the group open connections; all of them must call.
         """

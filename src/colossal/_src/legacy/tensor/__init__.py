@@ -4,7 +4,6 @@ from colossal._src.legacy.tensor.colo_tensor import ColoParameter, ColoTensor, c
 from colossal._src.legacy.tensor.d_tensor import (
     DimSpec,
     DTensorLayout,
-    LayoutConverter,
     ShardingSpec,
     compute_global_numel,
     distribute_tensor,
@@ -31,6 +30,7 @@ from colossal._src.legacy.tensor.d_tensor_1d import (
     to_global_for_customized_distributed_tensor,
 )
 from colossal._src.legacy.tensor.init_context import ColoInitContext
+from colossal._src.legacy.tensor.layout_converter import LayoutConverter
 from colossal._src.legacy.tensor.mesh_sharding import CollectiveCommPattern, CommSpec, MeshShardingSpec
 from colossal._src.legacy.tensor.process_group import ProcessGroup
 from colossal._src.legacy.tensor.shape_consistency import ShapeConsistencyManager

@@ -56,7 +56,7 @@ class ColoTensor(torch.Tensor):
     is_local_view = True
 
     def __new__(cls, data: torch.Tensor, spec: ColoTensorSpec | None = None) -> Self:
-        """Look at local values as a distributed tensor.
+        """Look at local values as a distributed tensor; one of a leaf of autograd is a leaf, and gets gradients itself.
 
         Args:
             data: The local values.
@@ -65,6 +65,15 @@ class ColoTensor(torch.Tensor):
         Returns:
             The distributed tensor, which shares their memory.
         """
+        with local_operations():
+            made: Any = (data.detach() if data.is_leaf else data).as_subclass(cls)
+            if data.is_leaf:
+                made.requires_grad_(data.requires_grad)
+        return made._distribute(spec)  # noqa: SLF001 (of this class)
+
+    @classmethod
+    def _of(cls, data: torch.Tensor, spec: ColoTensorSpec | None) -> Self:
+        """Look at local values, to which gradients flow."""
         with local_operations():
             made = data.as_subclass(cls)
         return made._distribute(spec)  # noqa: SLF001 (of this class)
@@ -80,7 +89,7 @@ class ColoTensor(torch.Tensor):
         Returns:
             The distributed tensor, which shares the memory of the local one.
         """
-        return ColoTensor(tensor, spec)
+        return ColoTensor._of(tensor, spec)
 
     @classmethod
     def __torch_function__(
@@ -266,7 +275,7 @@ class ColoTensor(torch.Tensor):
             replicated = self.to_replicate()
             with local_operations():
                 plain = replicated.as_subclass(torch.Tensor)
-            return ColoTensor(plain, ColoTensorSpec(pg, compute_attr=old.compute)).redistribute(dist_spec)
+            return ColoTensor._of(plain, ColoTensorSpec(pg, compute_attr=old.compute)).redistribute(dist_spec)
         layout = layout_for(dist_spec, old.layout.shape, old.group)
         with local_operations():
             local = relayout(self.as_subclass(torch.Tensor), old.layout, layout, old.group.mesh)

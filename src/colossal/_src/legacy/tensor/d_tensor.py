@@ -9,7 +9,7 @@ from torch import distributed as dist
 from torch import nn
 
 from colossal._src.legacy.mesh import DeviceMesh
-from colossal._src.tensor import Layout, greedy_path, layout_difference, relayout, set_data, shard
+from colossal._src.tensor import Layout, layout_difference, relayout, set_data, shard
 from colossal.errors import PlanError, UnsupportedError
 
 _ATTR = "dist_layout"
@@ -171,62 +171,6 @@ class DTensorLayout:
         return DTensorLayout(self.device_mesh, spec, self.global_shape)
 
 
-@final
-class LayoutConverter:
-    """Converts tensors between layouts.
-
-    Superseded by `colossal.tensor.plan_relayout` and `colossal.tensor.relayout`.
-
-    Example:
-        >>> import torch
-        >>> from colossal.legacy.d_tensor import DTensorLayout, LayoutConverter, ShardingSpec
-        >>> from colossal.legacy.device import DeviceMesh
-        >>> mesh = DeviceMesh(torch.arange(4), (2, 2))
-        >>> specs = [ShardingSpec(3, {0: [0, 1]}), ShardingSpec(3, {1: [0, 1]})]
-        >>> source, target = (DTensorLayout(mesh, spec, (8, 8, 8)) for spec in specs)
-        >>> path, steps = LayoutConverter().layout_converting(source, target)
-        >>> [layout.sharding_spec.sharding_sequence for layout in path]
-        [[S01, R, R], [S0, R, R], [R, S0, R], [R, S01, R]]
-    """
-
-    def layout_converting(
-        self, source_layout: DTensorLayout, target_layout: DTensorLayout
-    ) -> tuple[list[DTensorLayout], list[Any]]:
-        """Find a path by the documented greedy search; `apply` takes the cheapest one, which may be another.
-
-        Args:
-            source_layout: The present layout.
-            target_layout: The new layout.
-
-        Returns:
-            The layouts on the path, and the steps between them: `colossal.tensor.RelayoutStep`.
-
-        Raises:
-            PlanError: The layouts are not of one tensor on one mesh.
-        """
-        path = greedy_path(source_layout.layout, target_layout.layout, 1)
-        return [source_layout.with_dims(layout) for layout in path.layouts], list(path.steps)
-
-    def apply(self, tensor: torch.Tensor, source_layout: DTensorLayout, target_layout: DTensorLayout) -> torch.Tensor:
-        """Convert what this rank holds; gradients flow back.
-
-        Args:
-            tensor: The local tensor.
-            source_layout: The present layout.
-            target_layout: The new layout.
-
-        Returns:
-            The local tensor in the new layout.
-
-        Raises:
-            PlanError: The layouts are not of one tensor on one mesh.
-
-        Communication: that of the cheapest path, see `colossal.tensor.plan_relayout`; backward, what leads back.
-        """
-        mesh = source_layout.device_mesh.grid.as_mesh()
-        return _tag(relayout(tensor, source_layout.layout, target_layout.layout, mesh).clone(), target_layout)
-
-
 def distribute_tensor(tensor: torch.Tensor, device_mesh: DeviceMesh, sharding_spec: ShardingSpec) -> torch.Tensor:
     """Take this rank's shard of a full tensor.
 
@@ -328,7 +272,7 @@ def redistribute(dtensor: torch.Tensor, device_mesh: DeviceMesh, sharding_spec: 
     source = get_layout(dtensor)
     target = DTensorLayout(device_mesh, sharding_spec, source.global_shape)
     with torch.no_grad():
-        set_data(dtensor, LayoutConverter().apply(dtensor.detach(), source, target))
+        set_data(dtensor, convert(dtensor.detach(), source, target))
     return _tag(dtensor, target)
 
 
@@ -545,6 +489,11 @@ def compute_global_numel(dtensor: torch.Tensor) -> int:
         12
     """
     return get_global_shape(dtensor).numel()
+
+
+def convert(tensor: torch.Tensor, source: DTensorLayout, target: DTensorLayout) -> torch.Tensor:
+    """Convert a local tensor to another layout, which it knows then."""
+    return _tag(relayout(tensor, source.layout, target.layout, source.device_mesh.grid.as_mesh()).clone(), target)
 
 
 def copy_layout(source: torch.Tensor, target: torch.Tensor) -> torch.Tensor:

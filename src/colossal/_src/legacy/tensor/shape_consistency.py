@@ -1,5 +1,6 @@
 """Conversions between two shardings of a tensor, by the older names."""
 
+from collections.abc import Iterable, Iterator
 from typing import Any, final
 
 import torch
@@ -17,6 +18,8 @@ _PATTERNS = {
     "all_to_all": CollectiveCommPattern.ALL2ALL_FWD_ALL2ALL_BWD,
     "shard": CollectiveCommPattern.SPLIT_FWD_GATHER_BWD,
 }
+ONE_STEP = tuple(_PATTERNS)
+"""All that converts a sharding by one collective."""
 _ATTR = "sharding_spec"
 _FREE: Cost = {"forward": 0.0, "backward": 0.0, "total": 0.0}
 
@@ -118,7 +121,7 @@ class ShapeConsistencyManager:
         Returns:
             For each sharding the collective, and what is paid with it.
         """
-        return self._successors(source_spec, orig_cost_dict, *_PATTERNS)
+        return self._successors(source_spec, orig_cost_dict, *ONE_STEP)
 
     def shape_consistency(
         self, source_spec: MeshShardingSpec, target_spec: MeshShardingSpec
@@ -135,13 +138,8 @@ class ShapeConsistencyManager:
         Raises:
             PlanError: The shardings are not of one tensor on one mesh.
         """
-        path = greedy_path(source_spec.layout, target_spec.layout, 1)
-        specs = [source_spec.with_dims(layout) for layout in path.layouts]
-        actions = [_action(spec, step) for spec, step in zip(specs, path.steps, strict=False)]
-        total = _FREE
-        for action in actions:
-            total = _added(total, action.get_comm_cost())
-        return specs, actions, total
+        specs, actions = find_path(source_spec, target_spec)
+        return specs, actions, total_cost(actions)
 
     def apply(self, tensor_with_sharding_spec: torch.Tensor, target_spec: MeshShardingSpec) -> torch.Tensor:
         """Convert a tensor that has its sharding as ``sharding_spec``; gradients flow back.
@@ -190,12 +188,29 @@ class ShapeConsistencyManager:
         return made
 
     def _successors(self, source: MeshShardingSpec, paid: Cost, *ops: str) -> _Successors:
-        found: _Successors = {}
-        for step, layout in one_step_layouts(source.layout):
-            if step.op in ops and _divides(layout):
-                action = _action(source, step)
-                found[source.with_dims(layout)] = action, _added(paid, action.get_comm_cost())
-        return found
+        return {spec: (action, _added(paid, action.get_comm_cost())) for spec, action in one_step_specs(source, *ops)}
+
+
+def one_step_specs(source: MeshShardingSpec, *ops: str) -> Iterator[tuple[MeshShardingSpec, CommSpec]]:
+    """What is one collective away, with the collective: one of ``all_gather``, ``all_to_all`` and ``shard``."""
+    for step, layout in one_step_layouts(source.layout):
+        if step.op in ops and _divides(layout):
+            yield source.with_dims(layout), _action(source, step)
+
+
+def find_path(source: MeshShardingSpec, target: MeshShardingSpec) -> tuple[list[MeshShardingSpec], list[CommSpec]]:
+    """Find a path by the documented greedy search: the shardings on it, and the collectives between them."""
+    path = greedy_path(source.layout, target.layout, 1)
+    specs = [source.with_dims(layout) for layout in path.layouts]
+    return specs, [_action(spec, step) for spec, step in zip(specs, path.steps, strict=False)]
+
+
+def total_cost(actions: Iterable[CommSpec]) -> Cost:
+    """Add the costs of collectives up."""
+    total = _FREE
+    for action in actions:
+        total = _added(total, action.get_comm_cost())
+    return total
 
 
 def _action(spec: MeshShardingSpec, step: RelayoutStep) -> CommSpec:

@@ -4,7 +4,6 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
 
-from torch import distributed as dist
 from torch.autograd.graph import save_on_cpu
 from torch.utils import checkpoint as torch_checkpoint
 
@@ -52,9 +51,9 @@ def checkpoint(function: Callable[..., Any], activation_offload: bool, *args: An
 
 def _with_seeds(function: Callable[..., Any]) -> Callable[..., Any]:
     """Let each call draw what the first one drew from the generators of parallel modes; torch restores its own."""
-    if not dist.is_initialized():
-        return function
     first, num_calls = get_states(copy=True), 0
+    if not first:
+        return function
 
     def call(*args: Any) -> Any:
         nonlocal num_calls

@@ -15,7 +15,8 @@ from colossal._src.comm import Partition
 from colossal._src.interface import Clipping, Keywords, OptimizerWrapper, reduce_in_each_pass
 from colossal._src.legacy.notice import superseded
 from colossal._src.legacy.tensor.sharding import sharding_of
-from colossal._src.zero import ZeroConfig, shard_optimizer
+from colossal._src.tensor import copy_placement, full_tensor_of, placement_of
+from colossal._src.zero import ZeroConfig, ZeroShards, shard_optimizer
 from colossal.errors import ConfigError, UnsupportedError
 
 _GRADIENTS = 2
@@ -131,6 +132,111 @@ class LowLevelZeroOptimizer(OptimizerWrapper):
         """
         masters: Any = self.masters
         return masters.no_sync() if self._keeps_gradients else reduce_in_each_pass()
+
+    def get_param_grad(self, working_param: nn.Parameter) -> torch.Tensor | None:
+        """Gather the gradient of a parameter: averaged over ranks, and multiplied by the loss scale.
+
+        Args:
+            working_param: A parameter of the model.
+
+        Returns:
+            The full gradient; None if no rank has one.
+
+        Raises:
+            ConfigError: The parameter is not one of this optimizer.
+
+        Communication: all_reduce, dp, the gradient's bytes; the first call after a backward pass reduces what is not
+        reduced yet. All ranks must call, in the same order.
+        """
+        self._shards.copy_grads_to_masters()
+        shard = self._shard_of(working_param)
+        if shard.grad is None:
+            return None
+        return full_tensor_of(copy_placement(shard.grad, shard)).to(working_param.dtype).view_as(working_param)
+
+    def get_partitioned_gradients_by_param_id(self, group_id: int, param_id: int) -> list[torch.Tensor]:
+        """Return this rank's shard of a gradient: averaged over ranks, and multiplied by the loss scale.
+
+        Args:
+            group_id: Not needed: a parameter is in one group.
+            param_id: The `id` of a parameter of the model.
+
+        Returns:
+            The shard, or nothing if no rank has a gradient.
+
+        Communication: as of `get_param_grad`, without the gather.
+        """
+        del group_id
+        self._shards.copy_grads_to_masters()
+        found = [shard.grad for shard, working in self._shards.pairs.items() if id(working) == param_id]
+        return [grad for grad in found if grad is not None]
+
+    def get_working_to_master_map(self) -> dict[int, torch.Tensor]:
+        """Return what is updated in place of each parameter.
+
+        Returns:
+            This rank's shard, by the `id` of the parameter of the model.
+        """
+        return {id(working): shard for shard, working in self._shards.pairs.items()}
+
+    def get_master_to_working_map(self) -> dict[int, torch.Tensor]:
+        """Return the parameter that each shard is of.
+
+        Returns:
+            The parameter of the model, by the `id` of this rank's shard.
+        """
+        return {id(shard): working for shard, working in self._shards.pairs.items()}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Gather the whole state, in the format of the optimizer without ZeRO.
+
+        Returns:
+            The state by number of the parameter, and the groups; the same on all ranks.
+
+        Communication: all_reduce, dp, the bytes of the state. All ranks must call.
+        """
+        found = super().state_dict()
+        state = {number: dict(entry) for number, entry in found["state"].items()}
+        for number, shard in enumerate(self.parameters):
+            for name, value in state.get(number, {}).items():
+                if isinstance(value, torch.Tensor) and value.shape == shard.shape:
+                    whole = full_tensor_of(copy_placement(value.detach().clone(), shard))
+                    state[number][name] = whole.view_as(self._shards.pairs[shard])
+        return found | {"state": state}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take this rank's shards from a whole state, such as one of the optimizer without ZeRO.
+
+        Args:
+            state_dict: As of `state_dict`.
+        """
+        state = {number: dict(entry) for number, entry in state_dict["state"].items()}
+        for number, shard in enumerate(self.parameters):
+            for name, value in state.get(number, {}).items():
+                if isinstance(value, torch.Tensor) and value.shape == self._shards.pairs[shard].shape:
+                    state[number][name] = _shard_of_value(value, shard)
+        super().load_state_dict(state_dict | {"state": state})
+
+    @property
+    def _shards(self) -> ZeroShards:
+        assert isinstance(self.masters, ZeroShards)
+        return self.masters
+
+    def _shard_of(self, working: nn.Parameter) -> nn.Parameter:
+        for shard, own in self._shards.pairs.items():
+            if own is working:
+                return shard
+        raise ConfigError(
+            f"Gradients are those of parameters of this optimizer. Found one of {tuple(working.shape)} that is none of "
+            "them. Pass a parameter of the model."
+        )
+
+
+def _shard_of_value(value: torch.Tensor, shard: nn.Parameter) -> torch.Tensor:
+    local = copy_placement(torch.empty_like(shard, dtype=value.dtype).detach(), shard)
+    for region, view in placement_of(local).local_views(local):
+        view.copy_(value[region.slices])
+    return local
 
 
 def _refuse_what_needs_the_model(overlap_allgather: bool, backward_context: Any) -> None:

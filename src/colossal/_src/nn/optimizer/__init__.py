@@ -9,6 +9,7 @@ from colossal._src.nn.optimizer.adam import CPUAdam, FusedAdam, HybridAdam
 from colossal._src.nn.optimizer.came import CAME, DistributedCAME
 from colossal._src.nn.optimizer.combined import CombinedOptimizer
 from colossal._src.nn.optimizer.galore import DistGaloreAwamW, GaLoreAdamW, GaLoreAdamW8bit
+from colossal._src.nn.optimizer.galore_adafactor import GaLoreAdafactor
 from colossal._src.nn.optimizer.galore_param_groups import get_galore_param_groups
 from colossal._src.nn.optimizer.lamb import DistributedLamb, FusedLAMB, Lamb
 from colossal._src.nn.optimizer.lars import Lars
@@ -30,6 +31,7 @@ __all__ = [
     "FusedAdam",
     "FusedLAMB",
     "FusedSGD",
+    "GaLoreAdafactor",
     "GaLoreAdamW",
     "GaLoreAdamW8bit",
     "HybridAdam",

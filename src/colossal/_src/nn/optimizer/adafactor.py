@@ -26,7 +26,7 @@ _LARGEST_STEP, _WARMUP_STEP = 1e-2, 1e-6
 
 
 class AdafactorBase(ShardAwareOptimizer):
-    """The algorithm of both Adafactors."""
+    """The algorithm of all Adafactors."""
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group of parameters.
@@ -63,7 +63,7 @@ class AdafactorBase(ShardAwareOptimizer):
             update = shard.grad * squares.rsqrt()
         (total,) = yield [sum_of_squares(update)]
         clip_rms(update, total, placement, group["clip_threshold"])
-        rate = _rate(group, shard.step) * _scale(group, rms(own, placement))
+        rate = rate_of(group, shard.step) * scale_of(group, rms(own, placement))
         update.mul_(rate)
         if group["beta1"] is not None:
             moved = shard.sharded_state("exp_avg").mul_(group["beta1"]).add_(update, alpha=1 - group["beta1"])
@@ -123,8 +123,8 @@ class Adafactor(AdafactorBase):
         relative_step: bool = True,
         warmup_init: bool = False,
     ) -> None:
-        switches = _switches(scale_parameter, relative_step, warmup_init)
-        super().__init__(params, _numbers(lr, eps, clip_threshold, decay_rate, beta1, weight_decay) | switches)
+        flags = switches(scale_parameter, relative_step, warmup_init)
+        super().__init__(params, numbers(lr, eps, clip_threshold, decay_rate, beta1, weight_decay) | flags)
 
 
 @final
@@ -182,11 +182,11 @@ class DistributedAdaFactor(SetupDistributedMixin, AdafactorBase):
         relative_step: bool = True,
         warmup_init: bool = False,
     ) -> None:
-        switches = _switches(scale_parameter, relative_step, warmup_init)
-        super().__init__(params, _numbers(lr, eps, clip_threshold, decay_rate, beta1, weight_decay) | switches)
+        flags = switches(scale_parameter, relative_step, warmup_init)
+        super().__init__(params, numbers(lr, eps, clip_threshold, decay_rate, beta1, weight_decay) | flags)
 
 
-def _numbers(
+def numbers(
     lr: float | None,
     eps: tuple[float, float],
     clip_threshold: float,
@@ -194,6 +194,7 @@ def _numbers(
     beta1: float | None,
     weight_decay: float,
 ) -> dict[str, Any]:
+    """Return the defaults of groups that are numbers."""
     return {
         "lr": lr,
         "eps": eps,
@@ -204,15 +205,18 @@ def _numbers(
     }
 
 
-def _switches(scale_parameter: bool, relative_step: bool, warmup_init: bool) -> dict[str, Any]:
+def switches(scale_parameter: bool, relative_step: bool, warmup_init: bool) -> dict[str, Any]:
+    """Return the defaults of groups that are true or false."""
     return {"scale_parameter": scale_parameter, "relative_step": relative_step, "warmup_init": warmup_init}
 
 
-def _rate(group: dict[str, Any], step: int) -> float:
+def rate_of(group: dict[str, Any], step: int) -> float:
+    """Return the learning rate of a step, before the scale of the parameter."""
     if not group["relative_step"]:
         return float(group["lr"])
     return min(_WARMUP_STEP * step if group["warmup_init"] else _LARGEST_STEP, step**-0.5)
 
 
-def _scale(group: dict[str, Any], own: torch.Tensor) -> torch.Tensor | float:
+def scale_of(group: dict[str, Any], own: torch.Tensor) -> torch.Tensor | float:
+    """Return what the root mean square of a parameter multiplies its learning rate by."""
     return own.clamp(min=group["eps"][1]) if group["scale_parameter"] else 1.0

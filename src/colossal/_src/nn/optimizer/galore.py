@@ -86,8 +86,22 @@ _SIDE_NAMES = ("projection_left", "projection_right")
 _MATRIX_DIMS = 2
 
 
+def set_projection_defaults(group: dict[str, Any]) -> None:
+    """Complete and check the entries of a group whose matrices are projected."""
+    if "rank" in group:
+        for name, value in _GROUP.items():
+            group.setdefault(name, value)
+        projected_sides(group["proj_type"], (1, 1))
+
+
+def is_projected(shard: ParamShard) -> bool:
+    """Whether a parameter is a matrix that is larger than the subspace."""
+    shape = shard.placement.shape
+    return len(shape) == _MATRIX_DIMS and min(shape) > shard.group.get("rank", inf)
+
+
 class GaLoreBase(ShardAwareOptimizer):
-    """The algorithm of all GaLore optimizers."""
+    """The algorithm of GaLore over AdamW."""
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group of parameters.
@@ -96,17 +110,13 @@ class GaLoreBase(ShardAwareOptimizer):
             param_group: ``{"params": [...]}`` with the group's own hyperparameters; with a ``rank``, its matrices are
                 projected.
         """
-        if "rank" in param_group:
-            for name, value in _GROUP.items():
-                param_group.setdefault(name, value)
-            projected_sides(param_group["proj_type"], (1, 1))
+        set_projection_defaults(param_group)
         super().add_param_group(param_group)
 
     def _update_shard(self, shard: ParamShard) -> SumRequests:
         group, values = shard.group, shard.values
-        shape = shard.placement.shape
-        if len(shape) == _MATRIX_DIMS and min(shape) > group.get("rank", inf):
-            projection = yield from _projection_of(shard)
+        if is_projected(shard):
+            projection = yield from projection_of(shard)
             (grad,) = yield [projection.project(shard.placement, shard.grad)]
             means = shard.replicated_state("exp_avg", grad.shape), shard.replicated_state("exp_avg_sq", grad.shape)
             update = projection.project_back(shard.placement, _direction(shard, grad, *means), shard.grad).mul_(
@@ -317,7 +327,7 @@ def _direction(shard: ParamShard, grad: torch.Tensor, first: torch.Tensor, secon
     return (first / (1 - beta1**shard.step)).div_(root)
 
 
-def _projection_of(shard: ParamShard) -> Generator[list[torch.Tensor], list[torch.Tensor], Projection]:
+def projection_of(shard: ParamShard) -> Generator[list[torch.Tensor], list[torch.Tensor], Projection]:
     """The projection of a parameter; every so many steps it is found anew, by one rank for all."""
     placement, group = shard.placement, shard.group
     rank = group["rank"]
