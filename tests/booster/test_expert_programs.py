@@ -1,0 +1,84 @@
+# pyright: reportArgumentType=false, reportCallIssue=false
+"""What programs do with a model whose experts are sharded over ranks, besides training it."""
+
+from typing import Any
+
+import pytest
+import torch
+from families import build
+from float64 import KeepFloat64
+from torch import nn
+
+from colossal.booster import Booster
+from colossal.booster.plugin import HybridParallelPlugin
+from colossal.errors import UnsupportedError
+from colossal.testing import fake_world, run_processes
+
+
+def strong(name: str = "mixtral") -> Any:
+    """A model whose layers and experts all matter to what it says."""
+    model = build(name)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(1 if parameter.dim() == 1 else 10)
+    return model
+
+
+def hybrid(**options: Any) -> HybridParallelPlugin:
+    return HybridParallelPlugin(**{"tp_size": 1, "pp_size": 1, "precision": "fp32"} | options)
+
+
+def boost(plugin: Any, model: nn.Module) -> tuple[Booster, Any, Any]:
+    booster = Booster(device="cpu", plugin=plugin)
+    return booster, *booster.boost(model, torch.optim.SGD(model.parameters(), lr=0.1))[:2]
+
+
+# ------------------------------------------------------------------------------------------ generate
+
+PROMPTS = [torch.arange(5, 9)[None], torch.arange(40, 47)[None]]
+NUM_NEW = 8
+
+
+def generate(model: Any, prompt: torch.Tensor, **options: Any) -> list[int]:
+    with KeepFloat64():
+        found = model.generate(prompt, do_sample=False, max_new_tokens=NUM_NEW, pad_token_id=0, **options)
+    return found[0, prompt.shape[1] :].tolist()
+
+
+def generate_sharded(name: str, options: dict[str, Any], eos: int) -> list[list[int]]:
+    plugin = hybrid(**options)
+    model = boost(plugin, strong(name))[1].unwrap().eval()
+    prompt = PROMPTS[plugin.mesh.rank("dp")]
+    beams = [generate(model, prompt, eos_token_id=eos, num_beams=2)]
+    return [generate(model, prompt, eos_token_id=eos), *beams, [plugin.mesh.rank("dp")]]
+
+
+@pytest.mark.parametrize(
+    ("name", "size", "options"),
+    [
+        ("mixtral", 2, {"ep_size": 2}),
+        ("gpt-oss", 2, {"ep_size": 2}),
+        ("mixtral", 2, {"tp_size": 2, "ep_size": 2}),
+        ("mixtral", 4, {"tp_size": 2, "ep_size": 4}),
+    ],
+)
+def test_ranks_generate_until_the_last_of_them_has_finished(name: str, size: int, options: dict[str, Any]) -> None:
+    model = strong(name).eval()
+    endless = [generate(model, prompt) for prompt in PROMPTS]
+    eos = next(token for token in endless[0][1:] if token not in endless[1])
+    expected = [
+        [generate(model, prompt, eos_token_id=eos, **more) for more in ({}, {"num_beams": 2})] for prompt in PROMPTS
+    ]
+    assert len(expected[0][0]) < NUM_NEW == len(expected[1][0])
+    for *found, (place,) in run_processes(generate_sharded, size, name, options, eos):
+        assert found == expected[place]
+
+
+@pytest.mark.parametrize(
+    "options", [{"synced_gpus": False}, {"prefill_chunk_size": 2}, {"cache_implementation": "static"}]
+)
+def test_generation_of_unequal_numbers_of_passes_is_refused(options: dict[str, Any]) -> None:
+    with fake_world(2):
+        model = boost(hybrid(ep_size=2), strong())[1].unwrap()
+        with pytest.raises(UnsupportedError, match=rf"Ranks that share experts.*Found {next(iter(options))}.*Leave it"):
+            generate(model, PROMPTS[0], **options)
