@@ -1,17 +1,23 @@
 # pyright: reportArgumentType=false, reportCallIssue=false
 """What programs do with a model whose experts are sharded over ranks, besides training it."""
 
+import re
+import time
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from families import build
+from families import build, inputs_of
 from float64 import KeepFloat64
+from torch import distributed as dist
 from torch import nn
 
 from colossal.booster import Booster
 from colossal.booster.plugin import HybridParallelPlugin
-from colossal.errors import UnsupportedError
+from colossal.cluster import ParallelMesh
+from colossal.comm import Channel
+from colossal.errors import CommunicationError, UnsupportedError
 from colossal.testing import fake_world, run_processes
 
 
@@ -82,3 +88,43 @@ def test_generation_of_unequal_numbers_of_passes_is_refused(options: dict[str, A
         model = boost(hybrid(ep_size=2), strong())[1].unwrap()
         with pytest.raises(UnsupportedError, match=rf"Ranks that share experts.*Found {next(iter(options))}.*Leave it"):
             generate(model, PROMPTS[0], **options)
+
+
+# ------------------------------------------------------------------------------------------ unequal numbers of batches
+
+
+def evaluate(folder: Path, ends: str) -> str:
+    """One rank of each pair has a batch less, and leaves, calls something else, or waits for what never comes."""
+    with ParallelMesh(timeout_seconds=2 if ends == "waits" else 300):
+        plugin = hybrid(ep_size=2)
+        model = boost(plugin, build("mixtral"))[1].eval()
+        rank, own = plugin.mesh.rank("ep"), plugin.mesh.global_rank
+        dist.barrier()  # so that what took long is over
+        try:
+            for _ in range(2 - rank):
+                with KeepFloat64(), torch.no_grad():
+                    model(**inputs_of("mixtral"))
+            if rank and ends == "reduces":
+                Channel("ep", plugin.mesh).all_reduce(torch.ones(3))
+        except CommunicationError as error:
+            (folder / str(own)).touch()
+            return str(error)
+        while ends == "waits" and rank and not (folder / str(own - 1)).exists():
+            time.sleep(0.01)
+        return ""
+
+
+@pytest.mark.parametrize(
+    ("ends", "message"),
+    [
+        (
+            "leaves",
+            r"Found that rank \d has left.* one rank has a batch more: give all ranks as many, by a Distributed",
+        ),
+        ("reduces", r"call the same collective .*Found that rank \d called all_to_all.* Look for a branch"),
+        ("waits", r"within 2 s. Found that rank \d did not come. Look for what was done there instead"),
+    ],
+)
+def test_a_rank_with_a_batch_more_does_not_hang(ends: str, message: str, tmp_path: Path) -> None:
+    for rank, text in enumerate(run_processes(evaluate, 4, tmp_path, ends)):
+        assert re.search(message, text) if rank % 2 == 0 or ends == "reduces" else not text, (rank, text)
