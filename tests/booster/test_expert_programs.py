@@ -20,7 +20,7 @@ from colossal._src.testing.processes import PRELOADED
 from colossal.booster import Booster
 from colossal.booster.plugin import HybridParallelPlugin
 from colossal.cluster import ParallelMesh
-from colossal.comm import Channel
+from colossal.comm import Channel, CommCounter
 from colossal.errors import CommunicationError, PlanError, UnsupportedError
 from colossal.testing import fake_world, run_processes
 
@@ -205,3 +205,21 @@ def test_adapters_of_experts_are_refused(world: dict[str, Any], options: dict[st
         message = r"Found adapters of layers\.0\.mlp\.experts, on .*Adapt attention and routers only.* ep_size=1"
         with pytest.raises(PlanError, match=message):
             booster.boost(model, torch.optim.SGD(model.parameters(), lr=0.1))
+
+
+# ------------------------------------------------------------------------------------------ traffic
+
+
+def count_norms() -> dict[Any, int]:
+    plugin = hybrid(ep_size=2)
+    with plugin.mesh:
+        booster, model, optimizer = boost(plugin, build("mixtral").float())
+        booster.backward(model(**inputs_of("mixtral")).loss, optimizer)
+        with CommCounter() as counter:
+            optimizer.clip_grad_by_norm(1.0)
+        return {axis: calls for (_, axis), calls in counter.calls.items()}
+
+
+def test_norms_over_experts_are_counted() -> None:
+    for calls in run_processes(count_norms, 4):
+        assert calls == {"ep": 1}  # the other gradients are replicated
