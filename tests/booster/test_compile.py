@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from chosen import chosen
-from families import build, inputs_of
+from families import EXPERTS, build, inputs_of
 from plugins import HYBRID, plugins
 from torch import nn
 from torch._dynamo.utils import counters
@@ -25,6 +25,10 @@ PLUGINS = plugins("DDP", "FSDP", "ZeRO-1", "ZeRO-2", "Gemini", "Gemini, tp2", "t
     "tp2, split_gather": partial(SEQUENCE, 2, 1, sequence_parallelism_mode="split_gather"),
     "sp2, all_to_all": partial(SEQUENCE, 1, 1, 2, sequence_parallelism_mode="all_to_all"),
     "sp2, ring_attn": partial(SEQUENCE, 1, 1, 2, sequence_parallelism_mode="ring_attn"),
+}
+WITH_EXPERTS = {
+    "ep2": partial(HYBRID, 1, 1, ep_size=2),
+    "tp2, ep2": partial(HYBRID, 2, 1, ep_size=2),
 }
 WAYS: dict[str, tuple[Callable[[Any], Any], Callable[[Any], object]]] = {
     "in place": (lambda model: model.compile(backend="aot_eager") or model, lambda _: None),
@@ -42,8 +46,11 @@ CASES = [
 ]
 
 
-def make() -> nn.Module:
-    return build("llama").float()
+def make(name: str = "llama") -> nn.Module:
+    model = build(name).float()
+    if name in EXPERTS:
+        model.set_experts_implementation("grouped_mm")  # as transformers has it by default
+    return model
 
 
 def batches() -> list[dict[str, torch.Tensor]]:
@@ -52,9 +59,9 @@ def batches() -> list[dict[str, torch.Tensor]]:
     ]
 
 
-def train(booster: Booster, before: Callable[[Any], Any], after: Callable[[Any], Any]) -> list[float]:
+def train(booster: Booster, before: Callable[[Any], Any], after: Callable[[Any], Any], name: str) -> list[float]:
     torch._dynamo.reset()
-    model = before(make())
+    model = before(make(name))
     boosted: Any = booster.boost(model, torch.optim.SGD(model.parameters(), lr=0.5))
     model, optimizer, *_ = boosted
     compiled = after(model)
@@ -72,22 +79,19 @@ def train(booster: Booster, before: Callable[[Any], Any], after: Callable[[Any],
     return (total / torch.distributed.get_world_size()).tolist()
 
 
-def compare_all(cases: list[tuple[str, str]], expected: list[float]) -> None:
+def compare_all(cases: list[tuple[str, str]], expected: list[float], name: str = "llama") -> None:
     warnings.simplefilter("ignore")
     for plugin, way in cases:
         counters.clear()
-        losses = train(Booster(plugin=PLUGINS[plugin](), device="cpu"), *WAYS[way])
+        losses = train(Booster(plugin=(PLUGINS | WITH_EXPERTS)[plugin](), device="cpu"), *WAYS[way], name)
         message = f"{plugin}, compiled {way}"
-        torch.testing.assert_close(
-            losses, expected, rtol=1e-5, atol=0, msg=lambda text, name=message: f"{name}: {text}"
-        )
+        torch.testing.assert_close(losses, expected, rtol=1e-5, atol=0, msg=lambda text, at=message: f"{at}: {text}")
         assert counters["stats"]["unique_graphs"] > 0, message
 
 
-@pytest.mark.chosen
-def test_a_compiled_model_is_one_process() -> None:
+def train_alone(name: str) -> list[float]:
     booster = Booster(device="cpu")
-    model, optimizer, *_ = booster.boost((plain := make()), torch.optim.SGD(plain.parameters(), lr=0.5))
+    model, optimizer, *_ = booster.boost((plain := make(name)), torch.optim.SGD(plain.parameters(), lr=0.5))
     expected = []
     for batch in batches():
         loss = model(**batch).loss
@@ -95,13 +99,26 @@ def test_a_compiled_model_is_one_process() -> None:
         optimizer.step()
         optimizer.zero_grad()
         expected.append(loss.item())
+    return expected
+
+
+@pytest.mark.chosen
+def test_a_compiled_model_is_one_process() -> None:
+    expected = train_alone("llama")
     kinds = [[case for case in CASES if (case[0] in SHARDED) is is_sharded] for is_sharded in (False, True)]
     cases = [*chosen(kinds[0], 1, "compiled models"), *chosen(kinds[1], 1, "compiled models, sharded")]
     run_processes(compare_all, 2, cases, expected, timeout_seconds=600)
 
 
+@pytest.mark.parametrize(("plugin", "ways"), [("ep2", ["in place", "after boost"]), ("tp2, ep2", ["of the boosted"])])
+def test_a_compiled_model_with_experts_on_other_ranks_is_one_process(plugin: str, ways: list[str]) -> None:
+    cases = [(plugin, way) for way in ways]
+    run_processes(compare_all, 2, cases, train_alone("mixtral"), "mixtral", timeout_seconds=600)
+
+
 def refuse(plugin: str) -> None:
-    booster, model = Booster(plugin=PLUGINS[plugin](), device="cpu"), make()
+    booster = Booster(plugin=(PLUGINS | WITH_EXPERTS)[plugin](), device="cpu")
+    model = make("mixtral" if plugin in WITH_EXPERTS else "llama")
     with pytest.raises(UnsupportedError, match=r"model\.compile\(\) instead"):
         booster.boost(torch.compile(model, backend="eager"), torch.optim.SGD(model.parameters()))
     if plugin == "pp2":
@@ -111,6 +128,6 @@ def refuse(plugin: str) -> None:
                 each.compile(backend="eager")
 
 
-@pytest.mark.parametrize("plugin", sorted(SHARDED))
+@pytest.mark.parametrize("plugin", sorted(SHARDED | WITH_EXPERTS.keys()))
 def test_what_would_not_be_compiled_is_refused(plugin: str) -> None:
     run_processes(refuse, 2, plugin)

@@ -1,4 +1,4 @@
-# pyright: reportCallIssue=false, reportReturnType=false
+# pyright: reportCallIssue=false, reportReturnType=false, reportArgumentType=false
 """Models that were built lazily, or from a checkpoint, and of which each rank only makes what it is going to have."""
 
 import math
@@ -34,6 +34,9 @@ WORLDS: dict[str, tuple[int, dict[str, Any]]] = {
     "pp2": (2, {"tp_size": 1, "pp_size": 2, "num_microbatches": 2}),
     "tp2-pp2": (4, {"tp_size": 2, "pp_size": 2, "num_microbatches": 2}),
     "tp2-dp2": (4, {"tp_size": 2, "pp_size": 1, "zero_stage": 1}),
+    "ep2": (2, {"tp_size": 1, "pp_size": 1, "ep_size": 2}),
+    "tp2-ep4": (4, {"tp_size": 2, "pp_size": 1, "ep_size": 4}),
+    "pp2-ep2": (4, {"tp_size": 1, "pp_size": 2, "num_microbatches": 2, "ep_size": 2, "dp_outside": False}),
 }
 BOOSTED = ("llama-tied", "gpt2", "mixtral")
 
@@ -45,9 +48,9 @@ def make(name: str, num_layers: int = 2) -> nn.Module:
     return class_of(class_of.config_class(**sizes))
 
 
-def shards_of(model: nn.Module, size: int, rank: int) -> nn.Module:
+def shards_of(model: nn.Module, size: int, rank: int, axis: str = "tp") -> nn.Module:
     with fake_world(size, rank):
-        ShardFormer(ShardConfig(ParallelMesh(tp=size))).optimize(model)
+        ShardFormer(ShardConfig(ParallelMesh(**{axis: size}))).optimize(model)
     return model
 
 
@@ -129,6 +132,20 @@ def test_only_parts_are_read_from_files(name, dtype, saved, monkeypatch) -> None
         assert own <= sum(read) <= own + again, "more than its part was read"
 
 
+@pytest.mark.parametrize("dtype", [None, torch.bfloat16], ids=["as-stored", "bf16"])
+def test_only_experts_of_this_rank_are_read_from_files(dtype, saved, monkeypatch) -> None:
+    """The files name each expert by itself, as those of the Hub do."""
+    read = watch_reads(monkeypatch)
+    options = {} if dtype is None else {"dtype": dtype}
+    for rank in range(2):
+        expected = shards_of(load("mixtral", saved["mixtral"], **options), 2, rank, "ep")
+        with LazyInitContext():
+            lazy = load("mixtral", saved["mixtral"], **options)
+        read.clear()
+        check_same(materialize(shards_of(lazy, 2, rank, "ep")), expected)
+        assert sum(read) == sum(each.numel() for each in lazy.parameters())
+
+
 def watch_reads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Count the elements that are read from files."""
     read: list[int] = []
@@ -147,10 +164,14 @@ def watch_reads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 # ------------------------------------------------------------------------------------------ by the plugin
 
 
+def boosted_in(world: str) -> tuple[str, ...]:
+    return ("mixtral",) if "ep_size" in WORLDS[world][1] else BOOSTED
+
+
 def boost_all(folders: dict[str, Path], world: str) -> dict[str, Any]:
     """Boost models that each rank builds lazily, from random numbers of its own, and from files."""
     found = {}
-    for name in BOOSTED:
+    for name in boosted_in(world):
         for kind in ("random", "stored", "mixed"):
             found[name, kind] = boost(name, kind, folders[name], WORLDS[world][1])
     return found
@@ -178,7 +199,7 @@ def test_all_ranks_start_from_the_values_of_the_first(world, saved) -> None:
     size, options = WORLDS[world]
     ranks = run_processes(boost_all, size, saved, world)
     stage_ranks = size // options["pp_size"]
-    for name in BOOSTED:
+    for name in boosted_in(world):
         for kind in ("random", "stored", "mixed"):
             for rank, found in enumerate(each[name, kind] for each in ranks):
                 torch.manual_seed(11 + rank // stage_ranks * stage_ranks)

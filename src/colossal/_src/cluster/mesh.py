@@ -229,6 +229,24 @@ class ParallelMesh:
             self._groups[axis] = self._form_group(axis)
         return self._groups[axis]
 
+    def axes_of(self, group: dist.ProcessGroup) -> tuple[Axis, ...]:
+        """Find the axes whose group this is.
+
+        Args:
+            group: A process group.
+
+        Returns:
+            Those of pp, dp, sp and tp with several ranks; where it is the group of none of them, ``"ep"`` or ``"edp"``;
+            nothing for other groups.
+
+        Communication: none; no group is formed.
+        """
+        views: tuple[tuple[Axis, ...], ...] = AXES, ("ep", "edp")
+        found = (
+            tuple(axis for axis in axes if self._groups.get(axis) is group and self.size(axis) > 1) for axes in views
+        )
+        return next(filter(None, found), ())
+
     def blocks(self, axis: Axis, length: int) -> tuple[dist.ProcessGroup, dist.ProcessGroup]:
         """Split an axis into blocks of consecutive ranks.
 

@@ -1,13 +1,13 @@
 # pyright: reportUnknownMemberType=false
 """Totals over process groups instead of axes: for tensors that know their groups, such as shards."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
 import torch
 from torch import distributed as dist
 
-from colossal._src.cluster import AXES, Axis, current_mesh, group_for, host_group
+from colossal._src.cluster import Axis, current_mesh, group_for, host_group
 from colossal._src.comm.counter import active_counters, uncounted
 from colossal._src.comm.lost_peers import LostPeerGuard
 
@@ -76,7 +76,7 @@ def all_reduce_over(
         groups: The process groups; a group of one rank is left out.
         op: Add the tensors up, or take the largest of each element.
         axis: The axis of the mesh under which calls are counted, for groups that are parts of one; by default that
-            whose group it is.
+            of the ambient mesh whose group it is; a group of the user's own is that of none, and is not counted.
 
     Returns:
         The total, in a new tensor of the same shape; `tensor` itself if there is nothing to combine.
@@ -102,12 +102,6 @@ def all_reduce_over(
             with LostPeerGuard():
                 dist.all_reduce(tensor, op=_OPS[op], group=group_for(tensor, group))
             for counter in active_counters():
-                for each in (axis,) if axis else _axes_of(group):
+                for each in (axis,) if axis else current_mesh().axes_of(group):
                     counter.add("all_reduce", each, 2 * tensor.nbytes * (size - 1) // size)
     return tensor
-
-
-def _axes_of(group: dist.ProcessGroup) -> Iterator[Axis]:
-    """Find the axis of the ambient mesh that a group is; a group of the user's own is none and is not counted."""
-    mesh = current_mesh()
-    return (axis for axis in AXES if mesh.size(axis) > 1 and mesh.group(axis) is group)

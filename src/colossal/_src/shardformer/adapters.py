@@ -11,7 +11,7 @@ from typing import Any
 from torch import nn
 
 from colossal._src.interface import saved_copies
-from colossal._src.shardformer.styles import STYLES, StyleContext
+from colossal._src.shardformer.styles import EXPERT_STYLES, STYLES, StyleContext
 from colossal.errors import PlanError
 
 # The styles of A, from the features of the input, and of B, to those of the output; None where it stays replicated.
@@ -66,6 +66,12 @@ def shard_adapted_layer(name: str, module: nn.Module, style: str, context: Style
     is_plain = all(type(each) is nn.Linear for side in thin for each in side.values()) and thin[0]
     if style == "replicate" and is_plain:
         return STYLES[style](module, context)
+    if style in EXPERT_STYLES:
+        raise PlanError(
+            "Experts are sharded over ranks as they are, without low-rank adapters. Found adapters of "
+            f"{name}, on {context.mesh}. Adapt attention and routers only, name the experts in modules_to_save to "
+            "train all of their parameters, or pass ep_size=1 and tp_size=1."
+        )
     if style not in _THIN or not is_plain or getattr(layer, "lora_variant", None):
         raise PlanError(
             "Low-rank adapters are sharded with linear layers of the styles "

@@ -1,0 +1,225 @@
+# pyright: reportArgumentType=false, reportCallIssue=false
+"""What programs do with a model whose experts are sharded over ranks, besides training it."""
+
+import re
+import time
+from pathlib import Path
+from typing import Any
+
+import peft
+import pytest
+import torch
+from equality import RTOL
+from families import build, inputs_of
+from float64 import KeepFloat64
+from safetensors.torch import load_file
+from torch import distributed as dist
+from torch import nn
+
+from colossal._src.testing.processes import PRELOADED
+from colossal.booster import Booster
+from colossal.booster.plugin import HybridParallelPlugin
+from colossal.cluster import ParallelMesh
+from colossal.comm import Channel, CommCounter
+from colossal.errors import CommunicationError, PlanError, UnsupportedError
+from colossal.testing import fake_world, run_processes
+
+PRELOADED.append("peft")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing:FutureWarning"),  # of peft
+    pytest.mark.filterwarnings("ignore:The following (rank|alpha)_pattern keys:RuntimeWarning"),  # the same
+]
+
+
+def strong(name: str = "mixtral") -> Any:
+    """A model whose layers and experts all matter to what it says."""
+    model = build(name)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(1 if parameter.dim() == 1 else 10)
+    return model
+
+
+def hybrid(**options: Any) -> HybridParallelPlugin:
+    return HybridParallelPlugin(**{"tp_size": 1, "pp_size": 1, "precision": "fp32"} | options)
+
+
+def boost(plugin: Any, model: nn.Module) -> tuple[Booster, Any, Any]:
+    booster = Booster(device="cpu", plugin=plugin)
+    return booster, *booster.boost(model, torch.optim.SGD(model.parameters(), lr=0.1))[:2]
+
+
+# ------------------------------------------------------------------------------------------ generate
+
+PROMPTS = [torch.arange(5, 9)[None], torch.arange(40, 47)[None]]
+NUM_NEW = 8
+
+
+def generate(model: Any, prompt: torch.Tensor, **options: Any) -> list[int]:
+    with KeepFloat64():
+        found = model.generate(prompt, do_sample=False, max_new_tokens=NUM_NEW, pad_token_id=0, **options)
+    return found[0, prompt.shape[1] :].tolist()
+
+
+def generate_sharded(name: str, options: dict[str, Any], eos: int) -> list[list[int]]:
+    plugin = hybrid(**options)
+    model = boost(plugin, strong(name))[1].unwrap().eval()
+    prompt = PROMPTS[plugin.mesh.rank("dp")]
+    beams = [generate(model, prompt, eos_token_id=eos, num_beams=2)]
+    return [generate(model, prompt, eos_token_id=eos), *beams, [plugin.mesh.rank("dp")]]
+
+
+@pytest.mark.parametrize(
+    ("name", "size", "options"),
+    [
+        ("mixtral", 2, {"ep_size": 2}),
+        ("gpt-oss", 2, {"ep_size": 2}),
+        ("mixtral", 2, {"tp_size": 2, "ep_size": 2}),
+        ("mixtral", 4, {"tp_size": 2, "ep_size": 4}),
+    ],
+)
+def test_ranks_generate_until_the_last_of_them_has_finished(name: str, size: int, options: dict[str, Any]) -> None:
+    model = strong(name).eval()
+    endless = [generate(model, prompt) for prompt in PROMPTS]
+    eos = next(token for token in endless[0][1:] if token not in endless[1])
+    expected = [
+        [generate(model, prompt, eos_token_id=eos, **more) for more in ({}, {"num_beams": 2})] for prompt in PROMPTS
+    ]
+    assert len(expected[0][0]) < NUM_NEW == len(expected[1][0])
+    for *found, (place,) in run_processes(generate_sharded, size, name, options, eos):
+        assert found == expected[place]
+
+
+@pytest.mark.parametrize(
+    "options", [{"synced_gpus": False}, {"prefill_chunk_size": 2}, {"cache_implementation": "static"}]
+)
+def test_generation_of_unequal_numbers_of_passes_is_refused(options: dict[str, Any]) -> None:
+    with fake_world(2):
+        model = boost(hybrid(ep_size=2), strong())[1].unwrap()
+        with pytest.raises(UnsupportedError, match=rf"Ranks that share experts.*Found {next(iter(options))}.*Leave it"):
+            generate(model, PROMPTS[0], **options)
+
+
+# ------------------------------------------------------------------------------------------ unequal numbers of batches
+
+
+def evaluate(folder: Path, ends: str) -> str:
+    """One rank of each pair has a batch less, and leaves, calls something else, or waits for what never comes."""
+    with ParallelMesh(timeout_seconds=2 if ends == "waits" else 300):
+        plugin = hybrid(ep_size=2)
+        model = boost(plugin, build("mixtral"))[1].eval()
+        rank, own = plugin.mesh.rank("ep"), plugin.mesh.global_rank
+        dist.barrier()  # so that what took long is over
+        try:
+            for _ in range(2 - rank):
+                with KeepFloat64(), torch.no_grad():
+                    model(**inputs_of("mixtral"))
+            if rank and ends == "reduces":
+                Channel("ep", plugin.mesh).all_reduce(torch.ones(3))
+        except CommunicationError as error:
+            (folder / str(own)).touch()
+            return str(error)
+        while ends == "waits" and rank and not (folder / str(own - 1)).exists():
+            time.sleep(0.01)
+        return ""
+
+
+@pytest.mark.parametrize(
+    ("ends", "message"),
+    [
+        (
+            "leaves",
+            r"Found that rank \d has left.* one rank has a batch more: give all ranks as many, by a Distributed",
+        ),
+        ("reduces", r"call the same collective .*Found that rank \d called all_to_all.* Look for a branch"),
+        ("waits", r"within 2 s. Found that rank \d did not come. Look for what was done there instead"),
+    ],
+)
+def test_a_rank_with_a_batch_more_does_not_hang(ends: str, message: str, tmp_path: Path) -> None:
+    for rank, text in enumerate(run_processes(evaluate, 4, tmp_path, ends)):
+        assert re.search(message, text) if rank % 2 == 0 or ends == "reduces" else not text, (rank, text)
+
+
+# ------------------------------------------------------------------------------------------ adapters
+
+ADAPTED: dict[str, dict[str, Any]] = {
+    "attention": {"target_modules": ["q_proj", "v_proj", "o_proj"]},
+    "attention and routers": {"target_modules": ["q_proj"], "target_parameters": ["mlp.gate.weight"]},
+    "attention, and experts in full": {"target_modules": ["q_proj"], "modules_to_save": ["mlp.experts"]},
+}
+ON_EXPERTS: dict[str, dict[str, Any]] = {
+    "a parameter": {"target_modules": ["q_proj"], "target_parameters": ["mlp.experts.gate_up_proj"]},
+    "all layers": {"target_modules": "all-linear"},
+}
+WITH_ADAPTERS: dict[str, dict[str, Any]] = {"ep2": {"ep_size": 2}, "tp2-ep2": {"tp_size": 2, "ep_size": 2}}
+
+
+def adapt(booster: Booster, options: dict[str, Any]) -> Any:
+    model = booster.enable_lora(build("mixtral"), lora_config=peft.LoraConfig(r=4, **options)).double()
+    draw = torch.Generator().manual_seed(6)
+    for name, parameter in model.named_parameters():
+        if "lora_" in name:
+            nn.init.normal_(parameter, std=0.1, generator=draw)
+    return model
+
+
+def train_adapters(world: str, folder: Path) -> dict[str, list[float]]:
+    norms: dict[str, list[float]] = {}
+    for case, options in ADAPTED.items():
+        plugin = hybrid(**WITH_ADAPTERS[world]) if world in WITH_ADAPTERS else None
+        part, parts = (0, 1) if plugin is None else plugin.data_parallel_rank_and_size()
+        booster = Booster(device="cpu", plugin=plugin)
+        model = adapt(booster, options)
+        model, optimizer, *_ = booster.boost(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        norms[case] = []
+        for step in range(3):
+            batch = {key: value.chunk(parts)[part] for key, value in inputs_of("mixtral", step).items()}
+            with KeepFloat64():
+                booster.backward(model(**batch).loss, optimizer)
+            norms[case].append(float(optimizer.clip_grad_by_norm(0.1)))
+            optimizer.step()
+            optimizer.zero_grad()
+        booster.save_lora_as_pretrained(model, folder / world / case, use_safetensors=True)
+    return norms
+
+
+@pytest.mark.parametrize("world", WITH_ADAPTERS)
+def test_adapters_train_as_in_one_process(world: str, tmp_path: Path) -> None:
+    expected = train_adapters("one", tmp_path)
+    for norms in run_processes(train_adapters, 2, world, tmp_path):
+        for case, values in expected.items():
+            assert norms[case] == pytest.approx(values, rel=RTOL), case
+    for case in ADAPTED:
+        found, saved = (load_file(tmp_path / each / case / "adapter_model.safetensors") for each in (world, "one"))
+        assert found.keys() == saved.keys()
+        for name, value in saved.items():
+            torch.testing.assert_close(found[name], value, msg=f"{case}: {name}")
+
+
+@pytest.mark.parametrize("options", ON_EXPERTS.values(), ids=ON_EXPERTS)
+@pytest.mark.parametrize("world", [*WITH_ADAPTERS.values(), {"tp_size": 2}], ids=[*WITH_ADAPTERS, "tp2"])
+def test_adapters_of_experts_are_refused(world: dict[str, Any], options: dict[str, Any]) -> None:
+    with fake_world(2):
+        booster = Booster(device="cpu", plugin=hybrid(**world))
+        model = adapt(booster, options)
+        message = r"Found adapters of layers\.0\.mlp\.experts, on .*Adapt attention and routers only.* ep_size=1"
+        with pytest.raises(PlanError, match=message):
+            booster.boost(model, torch.optim.SGD(model.parameters(), lr=0.1))
+
+
+# ------------------------------------------------------------------------------------------ traffic
+
+
+def count_norms() -> dict[Any, int]:
+    plugin = hybrid(ep_size=2)
+    with plugin.mesh:
+        booster, model, optimizer = boost(plugin, build("mixtral").float())
+        booster.backward(model(**inputs_of("mixtral")).loss, optimizer)
+        with CommCounter() as counter:
+            optimizer.clip_grad_by_norm(1.0)
+        return {axis: calls for (_, axis), calls in counter.calls.items()}
+
+
+def test_norms_over_experts_are_counted() -> None:
+    for calls in run_processes(count_norms, 4):
+        assert calls == {"ep": 1}  # the other gradients are replicated
