@@ -241,11 +241,8 @@ class ParallelMesh:
 
         Communication: none; no group is formed.
         """
-        views: tuple[tuple[Axis, ...], ...] = AXES, ("ep", "edp")
-        found = (
-            tuple(axis for axis in axes if self._groups.get(axis) is group and self.size(axis) > 1) for axes in views
-        )
-        return next(filter(None, found), ())
+        known = [axis for axis, other in self._groups.items() if other is group and self.size(axis) > 1]
+        return tuple(axis for axis in known if axis in AXES) or tuple(axis for axis in known if axis in {"ep", "edp"})
 
     def blocks(self, axis: Axis, length: int) -> tuple[dist.ProcessGroup, dist.ProcessGroup]:
         """Split an axis into blocks of consecutive ranks.
