@@ -242,10 +242,11 @@ class ParallelMesh:
         Communication: none; no group is formed.
         """
         views: tuple[tuple[Axis, ...], ...] = AXES, ("ep", "edp")
-        found = (
-            tuple(axis for axis in axes if self._groups.get(axis) is group and self.size(axis) > 1) for axes in views
-        )
-        return next(filter(None, found), ())
+        for axes in views:
+            found: list[Axis] = [axis for axis in axes if self._groups.get(axis) is group and self.size(axis) > 1]
+            if found:
+                return tuple(found)
+        return ()
 
     def blocks(self, axis: Axis, length: int) -> tuple[dist.ProcessGroup, dist.ProcessGroup]:
         """Split an axis into blocks of consecutive ranks.
