@@ -12,7 +12,7 @@ import torch
 from equality import RTOL
 from families import build, inputs_of
 from float64 import KeepFloat64
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import distributed as dist
 from torch import nn
 
@@ -21,7 +21,7 @@ from colossal.booster import Booster
 from colossal.booster.plugin import HybridParallelPlugin
 from colossal.cluster import ParallelMesh
 from colossal.comm import Channel, CommCounter
-from colossal.errors import CommunicationError, PlanError, UnsupportedError
+from colossal.errors import CheckpointError, CommunicationError, PlanError, UnsupportedError
 from colossal.testing import fake_world, run_processes
 
 PRELOADED.append("peft")
@@ -223,3 +223,38 @@ def count_norms() -> dict[Any, int]:
 def test_norms_over_experts_are_counted() -> None:
     for calls in run_processes(count_norms, 4):
         assert calls == {"ep": 1}  # the other gradients are replicated
+
+
+# ------------------------------------------------------------------------------------------ files that do not fit
+
+STACKED = "model.layers.1.mlp.experts.gate_up_proj"
+ONE_OF_HUB = "model.layers.1.block_sparse_moe.experts.3.w1.weight"
+NOT_FITTING = {
+    "fewer experts": rf"1 with another shape: {STACKED} \(file \[2, 256, 64\], model \[4, 256, 64\]\)",
+    "no parameter of experts": rf"1 missing from the file: {STACKED}\. ",
+    "of the Hub": rf"{STACKED}.*unexpected in the file.*each expert by itself.* by from_pretrained before boost",
+}
+
+
+def load_not_fitting(folder: Path) -> dict[str, str]:
+    booster, model, _ = boost(hybrid(ep_size=2), build("mixtral"))
+    found: dict[str, str] = {}
+    for name in NOT_FITTING:
+        with pytest.raises(CheckpointError) as error:
+            booster.load_model(model, folder / f"{name}.safetensors")
+        found[name] = str(error.value)
+    return found
+
+
+def test_files_that_do_not_fit_are_refused_by_name(tmp_path: Path) -> None:
+    model: Any = build("mixtral")
+    state = {name: value.clone() for name, value in model.state_dict().items()}
+    save_file(state | {STACKED: state[STACKED][:2].clone()}, tmp_path / "fewer experts.safetensors")
+    save_file(
+        {name: state[name] for name in state if name != STACKED}, tmp_path / "no parameter of experts.safetensors"
+    )
+    model.save_pretrained(tmp_path)
+    assert ONE_OF_HUB in load_file((tmp_path / "model.safetensors").rename(tmp_path / "of the Hub.safetensors"))
+    for messages in run_processes(load_not_fitting, 2, tmp_path):
+        for name, message in NOT_FITTING.items():
+            assert re.search(message, messages[name]), messages[name]

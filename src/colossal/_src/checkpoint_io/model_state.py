@@ -25,6 +25,9 @@ from colossal.errors import CheckpointError
 
 T = TypeVar("T")
 
+_ONE_EXPERT = re.compile(r"\.experts\.\d+\.")
+"""In names of weights of the Hub, of which transformers makes one parameter for all experts of a layer."""
+
 # [Note: two models in one] A `peft.PeftModel` renames every parameter of the model that it wraps. A checkpoint
 # under those names is only useful to the program that wrote it; next to a config.json it is even taken for the
 # base model, whose own names are all missing then. So the base model is saved under its own names, and adapters under
@@ -194,10 +197,17 @@ class ModelState:
         only_names = agrees and not (problems["with another shape"] or problems["with another kind of numbers"])
         found = [f"{len(names)} {what}: {listing(names)}" for what, names in problems.items() if names]
         if found:
+            advice = "Build the model with the configuration that was saved"
+            if any(_ONE_EXPERT.search(name) for name in problems.get("unexpected in the file", ())):
+                advice = (
+                    "Where a file names each expert by itself, and the model has all experts of a layer in one "
+                    "parameter, load it by from_pretrained before boost, inside of LazyInitContext for large models"
+                )
+            elif only_names:
+                advice += ", or pass strict=False to load the names that agree"
             raise CheckpointError(
                 f"Loading needs a checkpoint of the same model. Found in {source} {'; '.join(found)}. "
-                "Nothing was loaded. Build the model with the configuration that was saved"
-                + (", or pass strict=False to load the names that agree." if only_names else ".")
+                f"Nothing was loaded. {advice}."
             )
 
     def fill(self, items: Mapping[str, Item]) -> None:

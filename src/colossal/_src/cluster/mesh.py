@@ -241,8 +241,12 @@ class ParallelMesh:
 
         Communication: none; no group is formed.
         """
-        known = [axis for axis, other in self._groups.items() if other is group and self.size(axis) > 1]
-        return tuple(axis for axis in known if axis in AXES) or tuple(axis for axis in known if axis in {"ep", "edp"})
+        views: tuple[tuple[Axis, ...], ...] = AXES, ("ep", "edp")
+        for axes in views:
+            found: list[Axis] = [axis for axis in axes if self._groups.get(axis) is group and self.size(axis) > 1]
+            if found:
+                return tuple(found)
+        return ()
 
     def blocks(self, axis: Axis, length: int) -> tuple[dist.ProcessGroup, dist.ProcessGroup]:
         """Split an axis into blocks of consecutive ranks.

@@ -155,10 +155,10 @@ def dispatch(tokens: torch.Tensor, chosen: torch.Tensor, num_experts: int, mesh:
     channel = Channel(EXPERTS, mesh)
     size, num_local = channel.size, num_experts_of_rank(num_experts, mesh)
     keys, sent = RowOrder.by(chosen.flatten(), chosen.shape[1])
-    ends = torch.searchsorted(keys, torch.arange(-1, num_experts, device=keys.device), right=True)
-    own = ends.diff().view(size, num_local)
-    # A fake group sends nothing: there, all ranks are assumed to send alike.
-    theirs = own if size > 1 and dist.get_backend(channel.group) == "fake" else channel.all_to_all(own, 0, 0)
+    own = _count_rows(keys, num_experts).view(size, num_local)
+    theirs = channel.all_to_all(own.to(keys.device), 0, 0)
+    if keys.is_meta or (size > 1 and dist.get_backend(channel.group) == "fake"):
+        theirs = own[channel.rank].expand(size, -1)  # nothing was sent: all ranks are assumed to send alike
     numbers: list[int] = torch.cat([own.sum(1), theirs.flatten()]).tolist()  # the one time that the host waits
     send, flat = tuple(numbers[:size]), numbers[size:]
     if sum(send) != chosen.numel():
@@ -170,7 +170,7 @@ def dispatch(tokens: torch.Tensor, chosen: torch.Tensor, num_experts: int, mesh:
     rows, arrived = comm.exchange_rows(sent.take(tokens), EXPERTS, send, receive, mesh), None
     if size > 1:
         experts = torch.arange(num_local, device=keys.device).repeat(size)
-        _, arrived = RowOrder.by(experts.repeat_interleave(theirs.flatten(), output_size=len(rows)))
+        _, arrived = RowOrder.by(experts.repeat_interleave(theirs.flatten().to(keys.device), output_size=len(rows)))
         rows = arrived.take(rows)
     counts = tuple(sum(flat[expert::num_local]) for expert in range(num_local))
     return Dispatched(rows, counts, sent, arrived, send, receive, mesh)
@@ -205,6 +205,15 @@ def combine(outputs: torch.Tensor, weights: torch.Tensor, dispatched: Dispatched
     rows = comm.exchange_rows(rows, EXPERTS, dispatched.receive, dispatched.send, dispatched.mesh)
     of_tokens = replace(dispatched.sent, num_copies=1).restore(rows).view(*weights.shape, outputs.shape[-1])
     return (of_tokens * weights.unsqueeze(-1)).sum(1).to(outputs.dtype)
+
+
+def _count_rows(keys: torch.Tensor, num_experts: int) -> torch.Tensor:
+    """Count the rows for each expert, in host memory if there are only shapes; then all experts get as many."""
+    if keys.is_meta:
+        places = torch.arange(num_experts, device="cpu")
+        return (len(keys) - places + num_experts - 1) // num_experts
+    ends = torch.searchsorted(keys, torch.arange(-1, num_experts, device=keys.device), right=True)
+    return ends.diff()
 
 
 def num_experts_of_rank(num_experts: int, mesh: ParallelMesh) -> int:

@@ -23,11 +23,12 @@ from colossal._src.cluster import AXES, Axis
 from colossal._src.comm import CommCounter, count_collective
 from colossal._src.interface import OptimizerWrapper
 from colossal._src.pipeline import SCHEDULES, PipelineOrder, map_tensors, p2p_messages, split_batch
-from colossal._src.tensor import DATA, placement_of
+from colossal._src.tensor import DATA, group_by_replicas, placement_of
 from colossal._src.zero import ZeroShards
 from colossal.errors import ConfigError, MeshError, UnsupportedError
 
 _META = torch.device("meta")
+_EXPERT_AXES: tuple[Axis, ...] = ("ep", "edp")
 
 
 @final
@@ -103,7 +104,8 @@ def plan_step(
     The model is split, sharded and given its optimizer as `Booster.boost` does it. One micro-batch passes the stages of
     the rank, forward and backward, and the optimizer makes a step, all on the meta device, where tensors have shapes
     but no elements. What is kept and sent meanwhile is counted, and multiplied as the schedule of the pipeline has it.
-    Attention is taken to be computed without a matrix of scores, as fast kernels do. What a norm of gradients and the
+    Attention is taken to be computed without a matrix of scores, as fast kernels do, and tokens to be routed to all
+    experts evenly; a rank whose experts get more holds and sends more. What a norm of gradients and the
     agreement of ranks send, a few bytes, is left out.
 
     Args:
@@ -120,7 +122,8 @@ def plan_step(
         MeshError: The process group is not a fake one, or the sizes do not fit its world size.
         ConfigError: The model has values, or the batch does not divide.
         PlanError: The plan of the model's family does not fit the model.
-        UnsupportedError: The model or the optimizer cannot be sharded, or sequences are sharded.
+        UnsupportedError: The model or the optimizer cannot be sharded, sequences are sharded, or experts are not
+            computed by grouped_mm in bf16.
 
     Communication: none: the process group is a fake one.
 
@@ -182,6 +185,22 @@ def _check(begin: Assembly) -> None:
             f"A step is planned without values. Found {real[0]}, which has some. Build the model inside of "
             "torch.device('meta')."
         )
+    implementation = getattr(getattr(model, "config", None), "_experts_implementation", None)
+    has_experts = any(map(_has_stacked_experts, model.modules()))
+    if has_experts and (implementation != "grouped_mm" or begin.options.dtype != torch.bfloat16):
+        raise UnsupportedError(
+            "A step is planned of experts whose shapes do not depend on where tokens are routed to, as grouped_mm "
+            f"computes them in bf16. Found a {type(model).__name__} with experts_implementation={implementation!r} and "
+            f"the dtype {begin.options.dtype}. Call model.set_experts_implementation('grouped_mm'), and pass "
+            "precision='bf16'."
+        )
+
+
+def _has_stacked_experts(module: nn.Module) -> bool:
+    """Whether a module has a matrix for each expert in one parameter."""
+    number = getattr(module, "num_experts", None)
+    shapes = [tuple(each.shape) for each in module.parameters(recurse=False)]
+    return isinstance(number, int) and any(shape[:-2] == (number,) for shape in shapes)
 
 
 @final
@@ -224,13 +243,14 @@ def _measure(
 ) -> StepPlan:
     """Run a micro-batch through the stages of this rank, and a step of the optimizer."""
     mesh, options, stages, masters = built.mesh, built.options, built.stages, optimizer.masters
-    traffic = _CommVolume([axis for axis in AXES if mesh.size(axis) > 1])
+    axes = (*AXES, *(_EXPERT_AXES if mesh.size("ep") > 1 else ()))
+    traffic = _CommVolume([axis for axis in axes if mesh.size(axis) > 1])
     with dry_run() as live, CommCounter() as counter:
         with nullcontext() if masters is None else masters.backward_pass():
             run(live)
         gradient_bytes = live.now
-        # tp communicates in every micro-batch, the other axes once in a step
-        traffic.add_counted(counter, {"tp": number})
+        # tp and ep communicate in every micro-batch, the other axes once in a step
+        traffic.add_counted(counter, {"tp": number, "ep": number})
         passes = run(live)  # again, as gradients have their room now
     with CommCounter() as counter:
         _update(optimizer, built)
@@ -267,13 +287,14 @@ def _update(optimizer: OptimizerWrapper, built: Assembly) -> None:
             for shard, grad in bucket.grads():
                 shard.grad = grad
     else:
-        size = built.replicas.size(DATA)
         if built.options.pp_size > 1:
             GradientAverager(built.stages, built.replicas, built.options.ddp).average()
-        elif size > 1:
-            compress_fp8 = built.options.ddp.fp8_communication
-            num_bytes = ddp_comm_bytes(built.all_stages.parameters(), size, compress_fp8=compress_fp8)
-            count_collective("all_reduce", DATA, num_bytes)
+        else:
+            for replicas, group in group_by_replicas(built.all_stages.parameters(), built.replicas).items():
+                if replicas.size > 1:
+                    compress_fp8 = built.options.ddp.fp8_communication and replicas.axis == DATA
+                    num_bytes = ddp_comm_bytes(group, replicas.size, compress_fp8=compress_fp8)
+                    count_collective("all_reduce", replicas.axis, num_bytes)
         if masters is not None:
             masters.copy_grads_to_masters()
     optimizer.optim.step()
