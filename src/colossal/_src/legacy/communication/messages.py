@@ -70,7 +70,18 @@ def send_backward(input_tensor_grad: Any, prev_rank: int | None = None, scatter_
     Communication: broadcast, pp, the bytes of the tensors.
 
     Example:
-        See `send_forward`.
+        >>> import torch
+        >>> from colossal.legacy.communication import recv_backward, send_backward
+        >>> from colossal.legacy.context import global_context
+        >>> from colossal.testing import run_threads
+        >>> def program():
+        ...     global_context.load_config({"parallel": {"pipeline": 2}})
+        ...     global_context.init_parallel_groups()
+        ...     received = recv_backward()
+        ...     send_backward(torch.ones(2))
+        ...     return received
+        >>> run_threads(program, 2)
+        [tensor([1., 1.]), None]
     """
     del scatter_gather_tensors
     if not global_context.is_pipeline_first_stage():
@@ -97,7 +108,18 @@ def recv_forward(
     Communication: broadcast, pp, the bytes of the tensors.
 
     Example:
-        See `send_forward`.
+        >>> import torch
+        >>> from colossal.legacy.communication import recv_forward, send_forward
+        >>> from colossal.legacy.context import global_context
+        >>> from colossal.testing import run_threads
+        >>> def program():
+        ...     global_context.load_config({"parallel": {"pipeline": 2}})
+        ...     global_context.init_parallel_groups()
+        ...     received = recv_forward()
+        ...     send_forward(torch.ones(2))
+        ...     return received
+        >>> run_threads(program, 2)
+        [None, tensor([1., 1.])]
     """
     del input_tensor_shape, dtype, scatter_gather_tensors
     return None if global_context.is_pipeline_first_stage() else _link().recv_forward(prev_rank)[0]
@@ -123,7 +145,18 @@ def recv_backward(
     Communication: broadcast, pp, the bytes of the tensors.
 
     Example:
-        See `send_forward`.
+        >>> import torch
+        >>> from colossal.legacy.communication import recv_backward, send_backward
+        >>> from colossal.legacy.context import global_context
+        >>> from colossal.testing import run_threads
+        >>> def program():
+        ...     global_context.load_config({"parallel": {"pipeline": 2}})
+        ...     global_context.init_parallel_groups()
+        ...     received = recv_backward()
+        ...     send_backward(torch.ones(2))
+        ...     return received
+        >>> run_threads(program, 2)
+        [tensor([1., 1.]), None]
     """
     del output_grad_shape, dtype, scatter_gather_tensors
     return None if global_context.is_pipeline_last_stage() else _link().recv_backward(next_rank)[0]
@@ -153,7 +186,18 @@ def send_forward_recv_backward(
     Communication: broadcast, pp, the bytes of the tensors, each way.
 
     Example:
-        See `send_forward`.
+        >>> import torch
+        >>> from colossal.legacy.communication import send_backward_recv_forward, send_forward_recv_backward
+        >>> from colossal.legacy.context import global_context
+        >>> from colossal.testing import run_threads
+        >>> def program():
+        ...     global_context.load_config({"parallel": {"pipeline": 2}})
+        ...     global_context.init_parallel_groups()
+        ...     if global_context.is_pipeline_first_stage():
+        ...         return send_forward_recv_backward(torch.zeros(1))
+        ...     return send_backward_recv_forward(torch.ones(1))
+        >>> run_threads(program, 2)
+        [tensor([1.]), tensor([0.])]
     """
     del output_grad_shape, dtype, scatter_gather_tensors
     if global_context.is_pipeline_last_stage():
@@ -187,7 +231,18 @@ def send_backward_recv_forward(
     Communication: broadcast, pp, the bytes of the tensors, each way.
 
     Example:
-        See `send_forward`.
+        >>> import torch
+        >>> from colossal.legacy.communication import send_backward_recv_forward, send_forward_recv_backward
+        >>> from colossal.legacy.context import global_context
+        >>> from colossal.testing import run_threads
+        >>> def program():
+        ...     global_context.load_config({"parallel": {"pipeline": 2}})
+        ...     global_context.init_parallel_groups()
+        ...     if global_context.is_pipeline_first_stage():
+        ...         return send_forward_recv_backward(torch.zeros(1))
+        ...     return send_backward_recv_forward(torch.ones(1))
+        >>> run_threads(program, 2)
+        [tensor([1.]), tensor([0.])]
     """
     del input_tensor_shape, dtype, scatter_gather_tensors
     if global_context.is_pipeline_first_stage():
