@@ -206,6 +206,14 @@ def check_loss(mode: str) -> None:
         assert_close(loss.detach(), expected.detach(), "loss", rtol=1e-6)
         assert own.grad is not None and full.grad is not None  # noqa: PT018
         assert_close(own.grad, full.grad.chunk(2, 1)[mesh.rank("tp")], "gradient", rtol=1e-6)
+        own.grad, full.grad = None, None
+        found = layer.dist_log_prob_1d(own, LABELS, process_group=mesh.group("tp"))
+        found.square().sum().backward()
+        each = -nn.functional.cross_entropy(full, LABELS, reduction="none").unsqueeze(-1)
+        each.square().sum().backward()
+        assert_close(found.detach(), each.detach(), "log-probabilities", rtol=1e-6)
+        assert own.grad is not None and full.grad is not None  # noqa: PT018
+        assert_close(own.grad, full.grad.chunk(2, 1)[mesh.rank("tp")], "gradient", rtol=1e-6)
         half = layer.cross_entropy_1d(own, LABELS, dtype=torch.bfloat16)
         assert half.detach() != layer.cross_entropy_1d(own, LABELS).detach()
         with pytest.raises(ConfigError, match="sharded over the tp axis of the mesh in force"):

@@ -5,7 +5,15 @@ from colossal._src.legacy.shardformer import (
     Policy,
     SubModuleReplacementDescription,
     cross_entropy_1d,
+    dist_log_prob_1d,
     read_policy,
 )
 
-__all__ = ["ModulePolicyDescription", "Policy", "SubModuleReplacementDescription", "cross_entropy_1d", "read_policy"]
+__all__ = [
+    "ModulePolicyDescription",
+    "Policy",
+    "SubModuleReplacementDescription",
+    "cross_entropy_1d",
+    "dist_log_prob_1d",
+    "read_policy",
+]

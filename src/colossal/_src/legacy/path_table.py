@@ -289,12 +289,12 @@ PATHS: Mapping[str, Mapping[str, str]] = {
         "colossal.nn": "Linear1D_Col Linear1D_Row VocabParallelEmbedding1D=VocabParallelEmbedding "
         "VocabParallelLMHead1D=VocabParallelClassifier",
         "colossal._src.shardformer": "GPT2FusedLinearConv1D_Col=Conv1DCol GPT2FusedLinearConv1D_Row=Conv1DRow",
-        "colossal.legacy.shardformer": "cross_entropy_1d",
+        "colossal.legacy.shardformer": "cross_entropy_1d dist_log_prob_1d",
     },
     "colossal.shardformer.layer.utils": {
         "colossal._src.legacy.context.randomizer": "Randomizer create_randomizer_with_offset"
     },
-    "colossal.shardformer.layer.loss": {"colossal.legacy.shardformer": "cross_entropy_1d"},
+    "colossal.shardformer.layer.loss": {"colossal.legacy.shardformer": "cross_entropy_1d dist_log_prob_1d"},
     "colossal.shardformer._utils": {_TENSORS: "getattr_"},
     "colossal.shardformer.policies.auto_policy": {
         "colossal.shardformer": "get_autopolicy=plan_of",

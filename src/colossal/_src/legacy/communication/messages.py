@@ -77,8 +77,9 @@ def send_backward(input_tensor_grad: Any, prev_rank: int | None = None, scatter_
         >>> def program():
         ...     global_context.load_config({"parallel": {"pipeline": 2}})
         ...     global_context.init_parallel_groups()
+        ...     received = recv_backward()
         ...     send_backward(torch.ones(2))
-        ...     return recv_backward()
+        ...     return received
         >>> run_threads(program, 2)
         [tensor([1., 1.]), None]
     """
@@ -114,10 +115,11 @@ def recv_forward(
         >>> def program():
         ...     global_context.load_config({"parallel": {"pipeline": 2}})
         ...     global_context.init_parallel_groups()
-        ...     send_forward(torch.zeros(1))
-        ...     return recv_forward()
+        ...     received = recv_forward()
+        ...     send_forward(torch.ones(2))
+        ...     return received
         >>> run_threads(program, 2)
-        [None, tensor([0.])]
+        [None, tensor([1., 1.])]
     """
     del input_tensor_shape, dtype, scatter_gather_tensors
     return None if global_context.is_pipeline_first_stage() else _link().recv_forward(prev_rank)[0]
@@ -150,10 +152,11 @@ def recv_backward(
         >>> def program():
         ...     global_context.load_config({"parallel": {"pipeline": 2}})
         ...     global_context.init_parallel_groups()
-        ...     send_backward(torch.zeros(1))
-        ...     return recv_backward()
+        ...     received = recv_backward()
+        ...     send_backward(torch.ones(2))
+        ...     return received
         >>> run_threads(program, 2)
-        [tensor([0.]), None]
+        [tensor([1., 1.]), None]
     """
     del output_grad_shape, dtype, scatter_gather_tensors
     return None if global_context.is_pipeline_last_stage() else _link().recv_backward(next_rank)[0]
@@ -184,17 +187,17 @@ def send_forward_recv_backward(
 
     Example:
         >>> import torch
-        >>> from colossal.legacy.communication import recv_forward, send_backward, send_forward_recv_backward
+        >>> from colossal.legacy.communication import send_backward_recv_forward, send_forward_recv_backward
         >>> from colossal.legacy.context import global_context
         >>> from colossal.testing import run_threads
         >>> def program():
         ...     global_context.load_config({"parallel": {"pipeline": 2}})
         ...     global_context.init_parallel_groups()
         ...     if global_context.is_pipeline_first_stage():
-        ...         return send_forward_recv_backward(torch.ones(1))
-        ...     send_backward(2 * recv_forward())
+        ...         return send_forward_recv_backward(torch.zeros(1))
+        ...     return send_backward_recv_forward(torch.ones(1))
         >>> run_threads(program, 2)
-        [tensor([2.]), None]
+        [tensor([1.]), tensor([0.])]
     """
     del output_grad_shape, dtype, scatter_gather_tensors
     if global_context.is_pipeline_last_stage():
@@ -229,18 +232,17 @@ def send_backward_recv_forward(
 
     Example:
         >>> import torch
-        >>> from colossal.legacy.communication import recv_backward, send_backward_recv_forward, send_forward
+        >>> from colossal.legacy.communication import send_backward_recv_forward, send_forward_recv_backward
         >>> from colossal.legacy.context import global_context
         >>> from colossal.testing import run_threads
         >>> def program():
         ...     global_context.load_config({"parallel": {"pipeline": 2}})
         ...     global_context.init_parallel_groups()
-        ...     if global_context.is_pipeline_last_stage():
-        ...         return send_backward_recv_forward(torch.ones(1))
-        ...     send_forward(2 * torch.ones(1))
-        ...     return recv_backward()
+        ...     if global_context.is_pipeline_first_stage():
+        ...         return send_forward_recv_backward(torch.zeros(1))
+        ...     return send_backward_recv_forward(torch.ones(1))
         >>> run_threads(program, 2)
-        [tensor([1.]), tensor([2.])]
+        [tensor([1.]), tensor([0.])]
     """
     del input_tensor_shape, dtype, scatter_gather_tensors
     if global_context.is_pipeline_first_stage():

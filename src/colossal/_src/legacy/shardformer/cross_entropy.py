@@ -1,4 +1,4 @@
-"""The loss over a sharded vocabulary, as a function."""
+"""The loss over a sharded vocabulary, and the log-probabilities of labels, as functions."""
 
 from typing import Literal
 
@@ -48,6 +48,55 @@ def cross_entropy_1d(
         4.0
     """
     superseded("colossal.shardformer.layer.cross_entropy_1d", "colossal.nn.VocabParallelCrossEntropyLoss()")
+    _check_group(process_group)
+    if mode not in ("mean", "sum"):
+        raise ConfigError(f"The mode is 'mean' or 'sum'. Found {mode!r}. Pass one of them.")
+    loss = VocabParallelCrossEntropyLoss(ignore_index, mode, num_classes=vocab_size)
+    return loss(vocab_logits if dtype is None else vocab_logits.to(dtype), labels)
+
+
+def dist_log_prob_1d(
+    vocab_logits: torch.Tensor,
+    labels: torch.Tensor,
+    process_group: dist.ProcessGroup | None = None,
+    vocab_size: int | None = None,
+    dtype: torch.dtype | None = None,
+) -> torch.Tensor:
+    """Compute the log-probability of each label, of logits whose classes are sharded over the tp axis.
+
+    Args:
+        vocab_logits: This rank's classes, (tokens, ..., classes).
+        labels: The classes among all, (tokens, ...).
+        process_group: That of the tp axis of the mesh in force; None for it.
+        vocab_size: The number of classes of all ranks; by default as many as they have.
+        dtype: What the logits are converted to first; by default they stay as they are, and float32 is computed with.
+
+    Returns:
+        The log-probabilities, (tokens, ..., 1), on all ranks; 0 for a label of -100.
+
+    Raises:
+        ConfigError: The group is another one.
+        ShapeError: The shapes do not fit.
+        IndexError: A label is no class.
+
+    Communication: as `VocabParallelCrossEntropyLoss`.
+
+    Example:
+        >>> import torch
+        >>> from colossal.legacy.shardformer import dist_log_prob_1d
+        >>> dist_log_prob_1d(torch.zeros(2, 4), torch.tensor([0, 3])).exp().round(decimals=4)
+        tensor([[0.2500],
+                [0.2500]])
+    """
+    superseded(
+        "colossal.shardformer.layer.dist_log_prob_1d", '-colossal.nn.VocabParallelCrossEntropyLoss(reduction="none")'
+    )
+    _check_group(process_group)
+    loss = VocabParallelCrossEntropyLoss(reduction="none", num_classes=vocab_size)
+    return -loss(vocab_logits if dtype is None else vocab_logits.to(dtype), labels).unsqueeze(-1)
+
+
+def _check_group(process_group: dist.ProcessGroup | None) -> None:
     mesh = ambient_mesh()
     if process_group is not None and (
         mesh is None or dist.get_process_group_ranks(process_group) != list(mesh.ranks("tp"))
@@ -57,7 +106,3 @@ def cross_entropy_1d(
             f"{dist.get_process_group_ranks(process_group)}, and {mesh}. Enter a mesh whose tp axis has these ranks: "
             "with ParallelMesh(tp=...): ..."
         )
-    if mode not in ("mean", "sum"):
-        raise ConfigError(f"The mode is 'mean' or 'sum'. Found {mode!r}. Pass one of them.")
-    loss = VocabParallelCrossEntropyLoss(ignore_index, mode, num_classes=vocab_size)
-    return loss(vocab_logits if dtype is None else vocab_logits.to(dtype), labels)
