@@ -187,17 +187,17 @@ def send_forward_recv_backward(
 
     Example:
         >>> import torch
-        >>> from colossal.legacy.communication import send_backward_recv_forward, send_forward_recv_backward
+        >>> from colossal.legacy.communication import recv_forward, send_forward_recv_backward
         >>> from colossal.legacy.context import global_context
         >>> from colossal.testing import run_threads
         >>> def program():
         ...     global_context.load_config({"parallel": {"pipeline": 2}})
         ...     global_context.init_parallel_groups()
         ...     if global_context.is_pipeline_first_stage():
-        ...         return send_forward_recv_backward(torch.zeros(1))
-        ...     return send_backward_recv_forward(torch.ones(1))
+        ...         return send_forward_recv_backward(torch.ones(1), recv_next=False)
+        ...     return recv_forward()
         >>> run_threads(program, 2)
-        [tensor([1.]), tensor([0.])]
+        [None, tensor([1.])]
     """
     del output_grad_shape, dtype, scatter_gather_tensors
     if global_context.is_pipeline_last_stage():
@@ -232,17 +232,17 @@ def send_backward_recv_forward(
 
     Example:
         >>> import torch
-        >>> from colossal.legacy.communication import send_backward_recv_forward, send_forward_recv_backward
+        >>> from colossal.legacy.communication import recv_backward, send_backward_recv_forward
         >>> from colossal.legacy.context import global_context
         >>> from colossal.testing import run_threads
         >>> def program():
         ...     global_context.load_config({"parallel": {"pipeline": 2}})
         ...     global_context.init_parallel_groups()
-        ...     if global_context.is_pipeline_first_stage():
-        ...         return send_forward_recv_backward(torch.zeros(1))
-        ...     return send_backward_recv_forward(torch.ones(1))
+        ...     if global_context.is_pipeline_last_stage():
+        ...         return send_backward_recv_forward(torch.ones(1), recv_prev=False)
+        ...     return recv_backward()
         >>> run_threads(program, 2)
-        [tensor([1.]), tensor([0.])]
+        [tensor([1.]), None]
     """
     del input_tensor_shape, dtype, scatter_gather_tensors
     if global_context.is_pipeline_first_stage():
