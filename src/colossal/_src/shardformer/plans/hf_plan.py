@@ -32,10 +32,9 @@ def hf_plan(config: Any) -> ParallelPlan | None:
     if not rows and not experts:
         return None
     rows = {name: style for name, style in rows.items() if style != _TABLE_OF_EMBEDDINGS}
+    rows = dict.fromkeys(experts, "ep_experts") | rows  # what can be sharded over tp too has a row there
     if experts:  # of which some layers may have none, or all: those have other modules
         rows = {name if ".mlp." not in name else f"?{name}": style for name, style in rows.items()}
-        experts = [f"?{name}" for name in experts]
-    rows = dict.fromkeys(experts, "ep_experts") | rows  # what can be sharded over tp too has a row there
     styles = {name: _style_of(name, style) for name, style in rows.items() if not name.endswith(_PART_OF_EXPERTS)}
     counts = HeadCounts(key_value_heads="num_key_value_heads" if hasattr(config, "num_key_value_heads") else None)
     attention = {name.rpartition(".")[0] for name in styles if name.endswith(_QUERY)}
