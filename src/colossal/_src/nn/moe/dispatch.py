@@ -83,6 +83,7 @@ class Dispatched:
 
     Args:
         rows: Of shape (N, D): first those of this rank's first expert, then those of its second, and so on.
+        expert_of_row: For each row, the index of its expert among those of this rank; of shape (N,).
         counts: How many rows each expert of this rank has; they add up to N.
         sent: The order in which the tokens of this rank, K times each, went out.
         arrived: The order by experts of what came in; None if nothing was exchanged.
@@ -102,19 +103,13 @@ class Dispatched:
     """
 
     rows: torch.Tensor
+    expert_of_row: torch.Tensor
     counts: tuple[int, ...]
     sent: RowOrder
     arrived: RowOrder | None
     send: tuple[int, ...]
     receive: tuple[int, ...]
     mesh: ParallelMesh
-
-    @property
-    def expert_of_row(self) -> torch.Tensor:
-        """For each row, the index of its expert among those of this rank; of shape (N,)."""
-        counts = torch.tensor(self.counts, device=self.rows.device)
-        experts = torch.arange(len(self.counts), device=self.rows.device)
-        return experts.repeat_interleave(counts, output_size=len(self.rows))
 
 
 def dispatch(tokens: torch.Tensor, chosen: torch.Tensor, num_experts: int, mesh: ParallelMesh) -> Dispatched:
@@ -170,10 +165,10 @@ def dispatch(tokens: torch.Tensor, chosen: torch.Tensor, num_experts: int, mesh:
     rows, arrived = comm.exchange_rows(sent.take(tokens), EXPERTS, send, receive, mesh), None
     if size > 1:
         experts = torch.arange(num_local, device=keys.device).repeat(size)
-        _, arrived = RowOrder.by(experts.repeat_interleave(theirs.flatten().to(keys.device), output_size=len(rows)))
+        keys, arrived = RowOrder.by(experts.repeat_interleave(theirs.flatten().to(keys.device), output_size=len(rows)))
         rows = arrived.take(rows)
     counts = tuple(sum(flat[expert::num_local]) for expert in range(num_local))
-    return Dispatched(rows, counts, sent, arrived, send, receive, mesh)
+    return Dispatched(rows, keys, counts, sent, arrived, send, receive, mesh)
 
 
 def combine(outputs: torch.Tensor, weights: torch.Tensor, dispatched: Dispatched) -> torch.Tensor:
