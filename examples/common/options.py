@@ -25,6 +25,7 @@ def _make_hybrid(options: Any) -> Plugin:
         tp_size=options.tp,
         pp_size=options.pp,
         sp_size=options.sp,
+        ep_size=options.ep,
         enable_sequence_parallelism=options.sp > 1,
         zero_stage=options.zero_stage,
         **(pipeline if options.pp > 1 else {}),
@@ -57,6 +58,7 @@ def make_parser(description: str) -> argparse.ArgumentParser:
     add("--tp", type=int, default=1, help="with hybrid: ranks that share each tensor")
     add("--pp", type=int, default=1, help="with hybrid: ranks that share the layers")
     add("--sp", type=int, default=1, help="with hybrid: ranks that share each sequence")
+    add("--ep", type=int, default=1, help="with hybrid: ranks that share the experts, of those of tp, sp and replicas")
     add("--zero-stage", type=int, choices=(0, 1, 2), default=0, help="with hybrid: what replicas partition, as in ZeRO")
     add("--pp-style", choices=("1f1b", "interleaved", "zbv"), default="1f1b", help="with --pp: the schedule")
     add("--num-microbatches", type=int, default=0, help="with --pp: micro-batches of a batch; 0: twice the stages")
@@ -82,7 +84,7 @@ def make_parser(description: str) -> argparse.ArgumentParser:
 
 def check(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
     """End the program where options contradict each other."""
-    if options.plugin != "hybrid" and options.tp * options.pp * options.sp > 1:
-        parser.error("--tp, --pp and --sp need --plugin hybrid")
+    if options.plugin != "hybrid" and max(options.tp, options.pp, options.sp, options.ep) > 1:
+        parser.error("--tp, --pp, --sp and --ep need --plugin hybrid")
     if options.plugin != "hybrid" and options.zero_stage:
         parser.error("--zero-stage needs --plugin hybrid; --plugin zero1 and zero2 are stages of their own")

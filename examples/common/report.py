@@ -71,10 +71,14 @@ def flops_per_token(model: nn.Module, length: int) -> float:
 
     Returns:
         2 for each weight in the forward pass, 2 for gradients of activations, 2 for those of weights that are trained;
-        and the products of attention.
+        and the products of attention. Of experts, the weights of those that a token goes to.
     """
     config: Any = model.config
-    sizes = [(each.numel(), each.requires_grad) for each in model.parameters()]
+    used = config.num_experts_per_tok / config.num_local_experts if hasattr(config, "num_local_experts") else 1.0
+    sizes = [
+        (each.numel() * (used if ".experts." in name else 1.0), each.requires_grad)
+        for name, each in model.named_parameters()
+    ]
     total, trained = sum(size for size, _ in sizes), sum(size for size, is_trained in sizes if is_trained)
     untied = hasattr(config, "vocab_size") and not config.tie_word_embeddings
     looked_up = config.vocab_size * config.hidden_size if untied else 0

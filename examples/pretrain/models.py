@@ -20,6 +20,12 @@ SIZES: dict[str, dict[str, tuple[int, int, int, int]]] = {  # layers, width, att
         "1b": (16, 2048, 32, 8192),
         "8b": (32, 4096, 32, 14336),
     },
+    "mixtral": {
+        "tiny": (2, 64, 4, 128),
+        "small": (6, 256, 8, 512),
+        "8x7b": (32, 4096, 32, 14336),
+        "8x22b": (56, 6144, 48, 16384),
+    },
     "opt": {
         "tiny": (2, 64, 4, 256),
         "small": (6, 256, 8, 1024),
@@ -45,6 +51,7 @@ PATCH_SIZES = {"tiny": 4, "small": 4, "base": 16, "large": 16, "huge": 14}
 _DROPOUT = {
     "gpt2": ("resid_pdrop", "embd_pdrop", "attn_pdrop"),
     "llama": ("attention_dropout",),
+    "mixtral": ("attention_dropout",),
     "opt": ("dropout", "attention_dropout"),
     "bert": ("hidden_dropout_prob", "attention_probs_dropout_prob"),
     "vit": ("hidden_dropout_prob", "attention_probs_dropout_prob"),
@@ -70,10 +77,13 @@ def make_model(family: str, size: str, dropout: float, **inputs: Any) -> nn.Modu
     options["init_std" if family == "opt" else "initializer_range"] = 0.02 * max(1.0, 768 / width) ** 0.5
     options["ffn_dim" if family == "opt" else "n_inner" if family == "gpt2" else "intermediate_size"] = mlp_width
     options.update(dict.fromkeys(_DROPOUT[family], dropout), **inputs)
-    if family == "llama":
+    if family in ("llama", "mixtral"):
         options["num_key_value_heads"] = 8 if width >= 2048 else heads // 2  # noqa: PLR2004 (grouped-query attention)
-        options["rope_parameters"] = {"rope_type": "default", "rope_theta": 500_000.0}
+        rope_theta = 500_000.0 if family == "llama" else 1_000_000.0
+        options["rope_parameters"] = {"rope_type": "default", "rope_theta": rope_theta}
         options["tie_word_embeddings"] = size == "1b"
+    if family == "mixtral":
+        options["num_local_experts"], options["num_experts_per_tok"] = 4 if size == "tiny" else 8, 2
     if family == "opt":
         options["word_embed_proj_dim"] = width
     config = AutoConfig.for_model(family, **options)

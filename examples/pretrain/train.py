@@ -1,4 +1,4 @@
-"""Pretrain GPT-2, LLaMA, OPT, BERT or ViT on your data, under any plugin.
+"""Pretrain GPT-2, LLaMA, Mixtral, OPT, BERT or ViT on your data, under any plugin.
 
 torchrun --standalone --nproc_per_node=2 -m examples.pretrain.train --family gpt2 --smoke
 """
@@ -35,7 +35,7 @@ def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
     Returns:
         The options.
     """
-    parser = make_parser("Pretrain GPT-2, LLaMA, OPT, BERT or ViT on your data, under any plugin.")
+    parser = make_parser("Pretrain GPT-2, LLaMA, Mixtral, OPT, BERT or ViT on your data, under any plugin.")
     parser.set_defaults(output=Path("pretrained"), steps=1000, lr=3e-4)
     add = parser.add_argument
     add("--family", choices=SIZES, default="gpt2", help="the architecture")
@@ -43,6 +43,7 @@ def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
     add("--data", type=Path, help="folder of token files, as examples.pretrain.prepare writes it; with vit, of images")
     add("--length", type=int, default=1024, help="tokens of a sample")
     add("--dropout", type=float, default=0.0, help="probability of all dropout layers")
+    add("--balance", type=float, default=0.02, help="with mixtral: weight of the loss that balances experts")
     add("--weight-decay", type=float, default=0.1, help="of weights, not of biases and norms")
     add("--smoke", action="store_true", help="train the smallest size for 24 steps on data that this machine has")
     if parser.parse_known_args(words)[0].smoke:
@@ -51,6 +52,8 @@ def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
     check(parser, options)
     if options.size not in SIZES[options.family]:
         parser.error(f"--size of {options.family} must be one of {', '.join(SIZES[options.family])}")
+    if options.family == "mixtral" and options.pp > 1 and options.balance:
+        parser.error("--pp needs --balance 0: the loss that balances experts is computed from all layers")
     if not options.smoke and options.data is None:
         parser.error("--data is required, or --smoke, which makes it")
     return options
@@ -78,7 +81,7 @@ def make_training(options: argparse.Namespace) -> Training:
         model,
         optimizer,
         loaders,
-        causal=options.family in ("gpt2", "llama", "opt"),
+        causal=options.family in ("gpt2", "llama", "mixtral", "opt"),
         unit="tokens" if is_text else "images",
         flops_per_unit=flops_per_token(model, num_patches or options.length) * (num_patches or 1),
     )
@@ -94,6 +97,8 @@ def _open_tokens(options: argparse.Namespace) -> tuple[Any, dict[str, Any]]:
         "eos_token_id": info["end_token"],
         "pad_token_id": info["pad_token"],
     }
+    if options.family == "mixtral":
+        inputs |= {"output_router_logits": options.balance > 0, "router_aux_loss_coef": options.balance}
     return windows, inputs
 
 
