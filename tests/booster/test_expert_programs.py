@@ -6,29 +6,20 @@ import time
 from pathlib import Path
 from typing import Any
 
-import peft
 import pytest
 import torch
-from equality import RTOL
 from families import build, inputs_of
 from float64 import KeepFloat64
 from safetensors.torch import load_file, save_file
 from torch import distributed as dist
 from torch import nn
 
-from colossal._src.testing.processes import PRELOADED
 from colossal.booster import Booster
 from colossal.booster.plugin import HybridParallelPlugin
 from colossal.cluster import ParallelMesh
 from colossal.comm import Channel, CommCounter
-from colossal.errors import CheckpointError, CommunicationError, PlanError, UnsupportedError
+from colossal.errors import CheckpointError, CommunicationError, UnsupportedError
 from colossal.testing import fake_world, run_processes
-
-PRELOADED.append("peft")
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing:FutureWarning"),  # of peft
-    pytest.mark.filterwarnings("ignore:The following (rank|alpha)_pattern keys:RuntimeWarning"),  # the same
-]
 
 
 def strong(name: str = "mixtral") -> Any:
@@ -138,73 +129,6 @@ def evaluate(folder: Path, ends: str) -> str:
 def test_a_rank_with_a_batch_more_does_not_hang(ends: str, message: str, tmp_path: Path) -> None:
     for rank, text in enumerate(run_processes(evaluate, 4, tmp_path, ends)):
         assert re.search(message, text) if rank % 2 == 0 or ends == "reduces" else not text, (rank, text)
-
-
-# ------------------------------------------------------------------------------------------ adapters
-
-ADAPTED: dict[str, dict[str, Any]] = {
-    "attention": {"target_modules": ["q_proj", "v_proj", "o_proj"]},
-    "attention and routers": {"target_modules": ["q_proj"], "target_parameters": ["mlp.gate.weight"]},
-    "attention, and experts in full": {"target_modules": ["q_proj"], "modules_to_save": ["mlp.experts"]},
-}
-ON_EXPERTS: dict[str, dict[str, Any]] = {
-    "a parameter": {"target_modules": ["q_proj"], "target_parameters": ["mlp.experts.gate_up_proj"]},
-    "all layers": {"target_modules": "all-linear"},
-}
-WITH_ADAPTERS: dict[str, dict[str, Any]] = {"ep2": {"ep_size": 2}, "tp2-ep2": {"tp_size": 2, "ep_size": 2}}
-
-
-def adapt(booster: Booster, options: dict[str, Any]) -> Any:
-    model = booster.enable_lora(build("mixtral"), lora_config=peft.LoraConfig(r=4, **options)).double()
-    draw = torch.Generator().manual_seed(6)
-    for name, parameter in model.named_parameters():
-        if "lora_" in name:
-            nn.init.normal_(parameter, std=0.1, generator=draw)
-    return model
-
-
-def train_adapters(world: str, folder: Path) -> dict[str, list[float]]:
-    norms: dict[str, list[float]] = {}
-    for case, options in ADAPTED.items():
-        plugin = hybrid(**WITH_ADAPTERS[world]) if world in WITH_ADAPTERS else None
-        part, parts = (0, 1) if plugin is None else plugin.data_parallel_rank_and_size()
-        booster = Booster(device="cpu", plugin=plugin)
-        model = adapt(booster, options)
-        model, optimizer, *_ = booster.boost(model, torch.optim.SGD(model.parameters(), lr=0.1))
-        norms[case] = []
-        for step in range(3):
-            batch = {key: value.chunk(parts)[part] for key, value in inputs_of("mixtral", step).items()}
-            with KeepFloat64():
-                booster.backward(model(**batch).loss, optimizer)
-            norms[case].append(float(optimizer.clip_grad_by_norm(0.1)))
-            optimizer.step()
-            optimizer.zero_grad()
-        booster.save_lora_as_pretrained(model, folder / world / case, use_safetensors=True)
-    return norms
-
-
-@pytest.mark.parametrize("world", WITH_ADAPTERS)
-def test_adapters_train_as_in_one_process(world: str, tmp_path: Path) -> None:
-    expected = train_adapters("one", tmp_path)
-    for norms in run_processes(train_adapters, 2, world, tmp_path):
-        for case, values in expected.items():
-            assert norms[case] == pytest.approx(values, rel=RTOL), case
-    for case in ADAPTED:
-        found, saved = (load_file(tmp_path / each / case / "adapter_model.safetensors") for each in (world, "one"))
-        assert found.keys() == saved.keys()
-        for name, value in saved.items():
-            torch.testing.assert_close(found[name], value, msg=f"{case}: {name}")
-
-
-@pytest.mark.parametrize("options", ON_EXPERTS.values(), ids=ON_EXPERTS)
-@pytest.mark.parametrize("world", [*WITH_ADAPTERS.values(), {"tp_size": 2}], ids=[*WITH_ADAPTERS, "tp2"])
-def test_adapters_of_experts_are_refused(world: dict[str, Any], options: dict[str, Any]) -> None:
-    with fake_world(2):
-        booster = Booster(device="cpu", plugin=hybrid(**world))
-        model = adapt(booster, options)
-        message = r"Found adapters of layers\.0\.mlp\.experts, on .*Adapt attention and routers only.* ep_size=1"
-        with pytest.raises(PlanError, match=message):
-            booster.boost(model, torch.optim.SGD(model.parameters(), lr=0.1))
 
 
 # ------------------------------------------------------------------------------------------ traffic
