@@ -1,8 +1,11 @@
 # pyright: reportArgumentType=false, reportCallIssue=false
 """What programs do with a model whose experts are sharded over ranks, besides training it."""
 
+import logging
 import re
 import time
+from collections.abc import Generator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +22,8 @@ from colossal.booster.plugin import HybridParallelPlugin
 from colossal.cluster import ParallelMesh
 from colossal.comm import Channel, CommCounter
 from colossal.errors import CheckpointError, CommunicationError, UnsupportedError
+from colossal.lazy import LazyInitContext
+from colossal.logging import get_dist_logger
 from colossal.testing import fake_world, run_processes
 
 
@@ -182,3 +187,73 @@ def test_files_that_do_not_fit_are_refused_by_name(tmp_path: Path) -> None:
     for messages in run_processes(load_not_fitting, 2, tmp_path):
         for name, message in NOT_FITTING.items():
             assert re.search(message, messages[name]), messages[name]
+
+
+# ------------------------------------------------------------------------------------------ files that do
+
+
+class Messages(logging.Handler):
+    """What the library logs about experts while it loads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.texts = list[str]()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if "experts from" in record.getMessage():
+            self.texts.append(record.getMessage())
+
+
+@contextmanager
+def logged() -> Generator[list[str]]:
+    messages, logger = Messages(), logging.getLogger(get_dist_logger().name)
+    logger.addHandler(messages)
+    try:
+        yield messages.texts
+    finally:
+        logger.removeHandler(messages)
+
+
+def load_and_log(name: str, options: dict[str, Any], path: Path) -> list[str]:
+    booster, model, _ = boost(hybrid(**options), build(name))
+    with logged() as texts:
+        booster.load_model(model, path)
+    return texts
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("mixtral", {"ep_size": 2}),
+        ("mixtral", {"tp_size": 2}),
+        ("gpt-oss", {"ep_size": 2}),
+        ("llama", {"tp_size": 2}),
+        ("mixtral", {"pp_size": 2, "num_microbatches": 2}),
+    ],
+)
+def test_loading_says_once_how_many_experts_there_were(name: str, options: dict[str, Any], tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors"
+    save_file({key: value.clone() for key, value in build(name).state_dict().items()}, path)
+    expected = [] if name == "llama" else [f"[rank 0] loaded 8 of 8 experts from {path}"]
+    assert run_processes(load_and_log, 2, name, options, path) == [expected, []]
+
+
+def test_loading_says_how_many_of_the_experts_it_did_not_find(tmp_path: Path) -> None:
+    model: Any = build("mixtral").float()
+    path, folder = tmp_path / "some.safetensors", tmp_path / "hub"
+    save_file({name: value.clone() for name, value in model.state_dict().items() if name != STACKED}, path)
+    with logged() as texts:
+        Booster(device="cpu").load_model(model, path, strict=False)
+    model.save_pretrained(folder)
+    with logged() as lazily, LazyInitContext():
+        type(model).from_pretrained(folder)
+    weights = load_file(folder / "model.safetensors")
+    save_file(
+        {name: weights[name] for name in weights if "layers.1.block_sparse_moe.experts" not in name},
+        folder / "model.safetensors",
+        {"format": "pt"},
+    )
+    with logged() as without, LazyInitContext():
+        type(model).from_pretrained(folder)
+    assert texts == [f"[rank 0] loaded 4 of 8 experts from {path}"]
+    assert [*lazily, *without] == [f"[rank 0] loaded {number} of 8 experts from {folder}" for number in (8, 4)]
