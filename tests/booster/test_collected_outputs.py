@@ -16,12 +16,21 @@ from colossal.testing import assert_close, run_processes
 PP = {"pp_size": 2, "num_microbatches": 2}
 SP = {"enable_sequence_parallelism": True}
 ALL = ("output_hidden_states", "output_attentions", "output_router_logits")
+OTHERS = ALL[:2]  # whose loss is computed over ranks: `test_balance_loss.py`
 # What shards the layers, which outputs it refuses, and how the message names it.
 SHARDED: dict[str, tuple[dict[str, Any], tuple[str, ...], str]] = {
     "pp": (PP, ALL, "Found a model in pipeline stages"),
-    "all_to_all": (SP | {"sp_size": 2, "sequence_parallelism_mode": "all_to_all"}, ALL, "some of the tokens"),
-    "ring_attn": (SP | {"sp_size": 2, "sequence_parallelism_mode": "ring_attn"}, ALL, "some of the tokens"),
-    "split_gather": (SP | {"tp_size": 2, "sequence_parallelism_mode": "split_gather"}, ALL, "some of the tokens"),
+    "all_to_all": (
+        SP | {"sp_size": 2, "sequence_parallelism_mode": "all_to_all"},
+        OTHERS,
+        "some of the tokens",
+    ),
+    "ring_attn": (SP | {"sp_size": 2, "sequence_parallelism_mode": "ring_attn"}, OTHERS, "some of the tokens"),
+    "split_gather": (
+        SP | {"tp_size": 2, "sequence_parallelism_mode": "split_gather"},
+        OTHERS,
+        "some of the tokens",
+    ),
     "tp": ({"tp_size": 2}, ("output_attentions",), "some of the heads"),
 }
 

@@ -1,34 +1,30 @@
 # pyright: reportArgumentType=false, reportCallIssue=false
 """What programs do with a model whose experts are sharded over ranks, besides training it."""
 
+import logging
 import re
 import time
+from collections.abc import Generator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import peft
 import pytest
 import torch
-from equality import RTOL
 from families import build, inputs_of
 from float64 import KeepFloat64
 from safetensors.torch import load_file, save_file
 from torch import distributed as dist
 from torch import nn
 
-from colossal._src.testing.processes import PRELOADED
 from colossal.booster import Booster
 from colossal.booster.plugin import HybridParallelPlugin
 from colossal.cluster import ParallelMesh
 from colossal.comm import Channel, CommCounter
-from colossal.errors import CheckpointError, CommunicationError, PlanError, UnsupportedError
+from colossal.errors import CheckpointError, CommunicationError, UnsupportedError
+from colossal.lazy import LazyInitContext
+from colossal.logging import get_dist_logger
 from colossal.testing import fake_world, run_processes
-
-PRELOADED.append("peft")
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing:FutureWarning"),  # of peft
-    pytest.mark.filterwarnings("ignore:The following (rank|alpha)_pattern keys:RuntimeWarning"),  # the same
-]
 
 
 def strong(name: str = "mixtral") -> Any:
@@ -140,73 +136,6 @@ def test_a_rank_with_a_batch_more_does_not_hang(ends: str, message: str, tmp_pat
         assert re.search(message, text) if rank % 2 == 0 or ends == "reduces" else not text, (rank, text)
 
 
-# ------------------------------------------------------------------------------------------ adapters
-
-ADAPTED: dict[str, dict[str, Any]] = {
-    "attention": {"target_modules": ["q_proj", "v_proj", "o_proj"]},
-    "attention and routers": {"target_modules": ["q_proj"], "target_parameters": ["mlp.gate.weight"]},
-    "attention, and experts in full": {"target_modules": ["q_proj"], "modules_to_save": ["mlp.experts"]},
-}
-ON_EXPERTS: dict[str, dict[str, Any]] = {
-    "a parameter": {"target_modules": ["q_proj"], "target_parameters": ["mlp.experts.gate_up_proj"]},
-    "all layers": {"target_modules": "all-linear"},
-}
-WITH_ADAPTERS: dict[str, dict[str, Any]] = {"ep2": {"ep_size": 2}, "tp2-ep2": {"tp_size": 2, "ep_size": 2}}
-
-
-def adapt(booster: Booster, options: dict[str, Any]) -> Any:
-    model = booster.enable_lora(build("mixtral"), lora_config=peft.LoraConfig(r=4, **options)).double()
-    draw = torch.Generator().manual_seed(6)
-    for name, parameter in model.named_parameters():
-        if "lora_" in name:
-            nn.init.normal_(parameter, std=0.1, generator=draw)
-    return model
-
-
-def train_adapters(world: str, folder: Path) -> dict[str, list[float]]:
-    norms: dict[str, list[float]] = {}
-    for case, options in ADAPTED.items():
-        plugin = hybrid(**WITH_ADAPTERS[world]) if world in WITH_ADAPTERS else None
-        part, parts = (0, 1) if plugin is None else plugin.data_parallel_rank_and_size()
-        booster = Booster(device="cpu", plugin=plugin)
-        model = adapt(booster, options)
-        model, optimizer, *_ = booster.boost(model, torch.optim.SGD(model.parameters(), lr=0.1))
-        norms[case] = []
-        for step in range(3):
-            batch = {key: value.chunk(parts)[part] for key, value in inputs_of("mixtral", step).items()}
-            with KeepFloat64():
-                booster.backward(model(**batch).loss, optimizer)
-            norms[case].append(float(optimizer.clip_grad_by_norm(0.1)))
-            optimizer.step()
-            optimizer.zero_grad()
-        booster.save_lora_as_pretrained(model, folder / world / case, use_safetensors=True)
-    return norms
-
-
-@pytest.mark.parametrize("world", WITH_ADAPTERS)
-def test_adapters_train_as_in_one_process(world: str, tmp_path: Path) -> None:
-    expected = train_adapters("one", tmp_path)
-    for norms in run_processes(train_adapters, 2, world, tmp_path):
-        for case, values in expected.items():
-            assert norms[case] == pytest.approx(values, rel=RTOL), case
-    for case in ADAPTED:
-        found, saved = (load_file(tmp_path / each / case / "adapter_model.safetensors") for each in (world, "one"))
-        assert found.keys() == saved.keys()
-        for name, value in saved.items():
-            torch.testing.assert_close(found[name], value, msg=f"{case}: {name}")
-
-
-@pytest.mark.parametrize("options", ON_EXPERTS.values(), ids=ON_EXPERTS)
-@pytest.mark.parametrize("world", [*WITH_ADAPTERS.values(), {"tp_size": 2}], ids=[*WITH_ADAPTERS, "tp2"])
-def test_adapters_of_experts_are_refused(world: dict[str, Any], options: dict[str, Any]) -> None:
-    with fake_world(2):
-        booster = Booster(device="cpu", plugin=hybrid(**world))
-        model = adapt(booster, options)
-        message = r"Found adapters of layers\.0\.mlp\.experts, on .*Adapt attention and routers only.* ep_size=1"
-        with pytest.raises(PlanError, match=message):
-            booster.boost(model, torch.optim.SGD(model.parameters(), lr=0.1))
-
-
 # ------------------------------------------------------------------------------------------ traffic
 
 
@@ -258,3 +187,73 @@ def test_files_that_do_not_fit_are_refused_by_name(tmp_path: Path) -> None:
     for messages in run_processes(load_not_fitting, 2, tmp_path):
         for name, message in NOT_FITTING.items():
             assert re.search(message, messages[name]), messages[name]
+
+
+# ------------------------------------------------------------------------------------------ files that do
+
+
+class Messages(logging.Handler):
+    """What the library logs about experts while it loads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.texts = list[str]()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if "experts from" in record.getMessage():
+            self.texts.append(record.getMessage())
+
+
+@contextmanager
+def logged() -> Generator[list[str]]:
+    messages, logger = Messages(), logging.getLogger(get_dist_logger().name)
+    logger.addHandler(messages)
+    try:
+        yield messages.texts
+    finally:
+        logger.removeHandler(messages)
+
+
+def load_and_log(name: str, options: dict[str, Any], path: Path) -> list[str]:
+    booster, model, _ = boost(hybrid(**options), build(name))
+    with logged() as texts:
+        booster.load_model(model, path)
+    return texts
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("mixtral", {"ep_size": 2}),
+        ("mixtral", {"tp_size": 2}),
+        ("gpt-oss", {"ep_size": 2}),
+        ("llama", {"tp_size": 2}),
+        ("mixtral", {"pp_size": 2, "num_microbatches": 2}),
+    ],
+)
+def test_loading_says_once_how_many_experts_there_were(name: str, options: dict[str, Any], tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors"
+    save_file({key: value.clone() for key, value in build(name).state_dict().items()}, path)
+    expected = [] if name == "llama" else [f"[rank 0] loaded 8 of 8 experts from {path}"]
+    assert run_processes(load_and_log, 2, name, options, path) == [expected, []]
+
+
+def test_loading_says_how_many_of_the_experts_it_did_not_find(tmp_path: Path) -> None:
+    model: Any = build("mixtral").float()
+    path, folder = tmp_path / "some.safetensors", tmp_path / "hub"
+    save_file({name: value.clone() for name, value in model.state_dict().items() if name != STACKED}, path)
+    with logged() as texts:
+        Booster(device="cpu").load_model(model, path, strict=False)
+    model.save_pretrained(folder)
+    with logged() as lazily, LazyInitContext():
+        type(model).from_pretrained(folder)
+    weights = load_file(folder / "model.safetensors")
+    save_file(
+        {name: weights[name] for name in weights if "layers.1.block_sparse_moe.experts" not in name},
+        folder / "model.safetensors",
+        {"format": "pt"},
+    )
+    with logged() as without, LazyInitContext():
+        type(model).from_pretrained(folder)
+    assert texts == [f"[rank 0] loaded 4 of 8 experts from {path}"]
+    assert [*lazily, *without] == [f"[rank 0] loaded {number} of 8 experts from {folder}" for number in (8, 4)]

@@ -147,6 +147,7 @@ class CheckpointIO:
         with self._open(full_path(checkpoint), _MODEL_KINDS, low_cpu_mem_mode) as source:
             self._writers.read(lambda: state.check(source.items, strict, checkpoint))
             self._writers.read(lambda: source.each_file(state.fill, num_threads))
+            state.log_experts(source.items, checkpoint)
         return model
 
     def save_optimizer(

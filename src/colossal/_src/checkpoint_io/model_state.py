@@ -237,6 +237,20 @@ class ModelState:
                 "Build the model with the configuration that was saved."
             ) from error
 
+    def log_experts(self, items: Mapping[str, Item], source: object) -> None:
+        """Log how many of the experts of the model a checkpoint has."""
+        from colossal._src.tensor import log_experts
+
+        items = self._saved.translated(items, self._known)
+        names, _ = self._saved.split(self._known)
+        # of what other stages of a pipeline have, the shape is in the file only
+        shapes = {
+            name: shape_of(self._state[name]) if name in self._state else items[name].shape
+            for name in names
+            if name in self._state or name in items
+        }
+        log_experts({name: shape for name, shape in shapes.items() if shape is not None}, items, source)
+
     def _fill_tensor(self, pair: tuple[torch.Tensor, Item]) -> None:
         value, item = pair
         local = local_of(value).detach()

@@ -72,8 +72,13 @@ class FromPretrainedPatch:
             state_dict = {name: tensor for tensors in found for name, tensor in tensors.items()}
         result = self._original(model, state_dict, checkpoint_files, load_config, *args, **kwargs)
         if lazily:
-            _check_result(result[0], load_config)
-            vars(model).setdefault(_PATH, str(load_config.pretrained_model_name_or_path))
+            from colossal._src.tensor import log_experts
+
+            info, path = result[0], str(load_config.pretrained_model_name_or_path)
+            _check_result(info, load_config)
+            shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
+            log_experts(shapes, shapes.keys() - info.missing_keys, path)
+            vars(model).setdefault(_PATH, path)
         return result
 
 

@@ -7,6 +7,7 @@ from colossal._src.shardformer.activation_checkpointing import (
     checkpoint_layers,
     switch_checkpointing,
 )
+from colossal._src.shardformer.balance_loss import balance_over_ranks
 from colossal._src.shardformer.causal_loss import ParallelCausalLoss
 from colossal._src.shardformer.conv1d import Conv1DCol, Conv1DRow
 from colossal._src.shardformer.head_layers import HeadParallelEmbedding, ReplicatedKVLinear
@@ -36,6 +37,7 @@ __all__ = [
     "ShardFormer",
     "StyleContext",
     "apply_options",
+    "balance_over_ranks",
     "check_checkpointing",
     "check_experts",
     "checkpoint_layers",

@@ -1,7 +1,8 @@
-"""Linear layers with low-rank adapters, sharded along the tp axis.
+"""Linear layers and experts with low-rank adapters, sharded along the tp and the ep axis.
 
 An adapter is a product of two thin layers, A and B. One of them has its outer dimension on the sharded side of the
-adapted layer, and is sharded like the layer; the other one stays replicated.
+adapted layer, and is sharded like the layer; the other one stays replicated. Of experts that are sharded over ep, both
+are: each rank has the adapters of its experts.
 """
 
 import sys
@@ -11,7 +12,9 @@ from typing import Any
 from torch import nn
 
 from colossal._src.interface import saved_copies
+from colossal._src.nn.layer.tp import make_param_shard
 from colossal._src.shardformer.styles import EXPERT_STYLES, STYLES, StyleContext
+from colossal._src.tensor import Layout
 from colossal.errors import PlanError
 
 # The styles of A, from the features of the input, and of B, to those of the output; None where it stays replicated.
@@ -67,11 +70,7 @@ def shard_adapted_layer(name: str, module: nn.Module, style: str, context: Style
     if style == "replicate" and is_plain:
         return STYLES[style](module, context)
     if style in EXPERT_STYLES:
-        raise PlanError(
-            "Experts are sharded over ranks as they are, without low-rank adapters. Found adapters of "
-            f"{name}, on {context.mesh}. Adapt attention and routers only, name the experts in modules_to_save to "
-            "train all of their parameters, or pass ep_size=1 and tp_size=1."
-        )
+        return _shard_adapted_experts(name, module, style, context)
     if style not in _THIN or not is_plain or getattr(layer, "lora_variant", None):
         raise PlanError(
             "Low-rank adapters are sharded with linear layers of the styles "
@@ -85,3 +84,60 @@ def shard_adapted_layer(name: str, module: nn.Module, style: str, context: Style
         for key in list(side):
             side[key] = side[key] if side_style is None else STYLES[side_style](side[key], context)
     return module
+
+
+def _shard_adapted_experts(name: str, module: nn.Module, style: str, context: StyleContext) -> nn.Module:
+    """Shard experts and the adapters of their parameters, in place: peft wraps the module once for each parameter."""
+    wrappers, experts = list[Any](), module
+    while is_adapted(experts):
+        wrappers.append(experts)
+        experts = wrappers[-1].base_layer
+    if odd := [type(each).__name__ for each in wrappers if not hasattr(each, "parameter_name")]:
+        raise PlanError(
+            f"Adapters of experts adapt parameters that have a row for each expert. Found {', '.join(odd)} around "
+            f"{name}, a {type(experts).__name__}. Name the parameters in target_parameters, such as "
+            "'mlp.experts.gate_up_proj'."
+        )
+    sharded: Any = STYLES[style](experts, context)
+    for wrapper in wrappers:
+        layout: Layout = sharded.layouts[wrapper.parameter_name]
+        is_transposed = getattr(sharded, "is_transposed", False)  # whether inputs come before outputs
+        for key, rank in wrapper.r.items():
+            thin = wrapper.lora_A[key], wrapper.lora_B[key]
+            for linear, its_layout in zip(thin, _layouts_of_adapter(layout, rank, is_transposed), strict=True):
+                _shard_thin(linear, its_layout, context)
+        if layout.dims[0] and len(layout.shape) == _STACKED:
+            wrapper.num_experts = sharded.num_experts
+            # Of a single expert peft multiplies matrices as those of a linear layer, whose outputs come first.
+            wrapper.fan_in_fan_out = is_transposed and sharded.num_experts == 1
+    return module
+
+
+_STACKED = 3
+"""Dimensions of a parameter with a matrix for each expert; of biases there are two, which peft adapts as one matrix."""
+
+
+def _layouts_of_adapter(layout: Layout, rank: int, is_transposed: bool) -> tuple[Layout, Layout]:
+    """Lay out A and B as the parameter of all experts that they adapt.
+
+    In the rows of A, r follow one another for each expert; in the columns of B, the experts follow one another for each
+    of r.
+    """
+    number, of_experts, outer, inner = layout.shape[0], layout.dims[0], *((2, 1) if is_transposed else (1, 2))
+    if len(layout.shape) < _STACKED:
+        number, of_experts, outer, inner = 1, (), 0, 1
+    rows, columns, grid, groups = layout.shape[outer], layout.shape[inner], layout.grid, layout.groups
+    a = (number * rank, columns), layout.ranks, grid, (of_experts, layout.dims[inner])
+    b = (rows, rank * number), layout.ranks, grid, (layout.dims[outer], of_experts)
+    return (
+        Layout(*a, groups=((number * rank,), groups[inner]), axes=layout.axes),
+        Layout(*b, groups=(groups[outer], (number,) * rank), axes=layout.axes),
+    )
+
+
+def _shard_thin(linear: nn.Linear, layout: Layout, context: StyleContext) -> None:
+    if any(layout.dims):
+        linear.weight = make_param_shard(linear.get_parameter("weight"), layout, context.mesh)
+        linear.out_features, linear.in_features = linear.weight.shape
+    elif context.mesh.size("tp") > 1:  # from the local shard of the parameter, its gradient is a partial sum
+        STYLES["replicated_with_grad_allreduce"](linear, context)

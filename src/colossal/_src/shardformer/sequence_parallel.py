@@ -9,10 +9,18 @@ from torch import nn
 from colossal._src import comm
 from colossal._src.cluster import Axis
 from colossal._src.comm import TokenStream
+from colossal._src.shardformer.balance_loss import balances_experts
 from colossal._src.shardformer.sequence_attention import parallelize_attention
 from colossal._src.shardformer.sequence_tensor_parallel import shard_activations
 from colossal._src.shardformer.shard_config import SequenceParallelConfig
-from colossal._src.tensor import ParallelPlan, base_model_of, find_modules, refuse_collected_outputs, stop_caching
+from colossal._src.tensor import (
+    COLLECTED,
+    ParallelPlan,
+    base_model_of,
+    find_modules,
+    refuse_collected_outputs,
+    stop_caching,
+)
 from colossal.errors import PlanError, UnsupportedError
 
 _STATES = "hidden_states"
@@ -65,7 +73,9 @@ def shard_sequence(model: nn.Module, plan: ParallelPlan, sp_config: SequencePara
 
 def _refuse_collected_outputs(model: nn.Module, _args: Any, kwargs: Mapping[str, Any]) -> None:
     found = "Found a model whose layers have some of the tokens on each rank."
-    refuse_collected_outputs([model], kwargs, found, "Use a plugin without sequence parallelism.")
+    # the loss that is made of routers' logits, which are those of a rank's tokens, is computed over ranks
+    refused = [name for name in COLLECTED if name != "output_router_logits" or not balances_experts(model)]
+    refuse_collected_outputs([model], kwargs, found, "Use a plugin without sequence parallelism.", refused)
 
 
 def _draw_by_tokens(model: nn.Module, first: nn.Module, last: nn.Module | None, stream: TokenStream) -> None:

@@ -10,6 +10,7 @@ from colossal._src.cluster import ParallelMesh, current_mesh
 from colossal._src.interface import saved_copies
 from colossal._src.shardformer.activation_checkpointing import checkpoint_layers
 from colossal._src.shardformer.adapters import is_adapted, layers_inside, shard_adapted_layer, shard_copied_layer
+from colossal._src.shardformer.balance_loss import balance_over_ranks
 from colossal._src.shardformer.causal_loss import ParallelCausalLoss
 from colossal._src.shardformer.generation import adapt_generate
 from colossal._src.shardformer.head_counts import (
@@ -132,6 +133,7 @@ class ShardFormer:
             if policy != policy.for_stage():
                 check_experts(model, policy, mesh)
             _parallelize(unwrap_adapters(model), policy, mesh, config, sp_config)
+        balance_over_ranks(unwrap_adapters(model), mesh, None if sp_config is None else sp_config.sharding)
         return model, []
 
 

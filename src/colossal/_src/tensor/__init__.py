@@ -56,16 +56,19 @@ from colossal._src.tensor.replicas import DATA, Replicas, broadcast_values, grou
 from colossal._src.tensor.shard import shard, unshard
 
 if TYPE_CHECKING:
-    from colossal._src.tensor.collected_outputs import refuse_collected_outputs
+    from colossal._src.tensor.collected_outputs import COLLECTED, refuse_collected_outputs
+    from colossal._src.tensor.expert_counts import log_experts
     from colossal._src.tensor.kv_cache import configs_with_cache, stop_caching
     from colossal._src.tensor.relayout_path import LayoutPath, greedy_path, plan_relayout
     from colossal._src.tensor.relayout_step import RelayoutStep, layout_difference, one_step_layouts
 
 _MODULE_OF = {
+    "COLLECTED": "colossal._src.tensor.collected_outputs",
     "LayoutPath": "colossal._src.tensor.relayout_path",
     "RelayoutStep": "colossal._src.tensor.relayout_step",
     "configs_with_cache": "colossal._src.tensor.kv_cache",
     "greedy_path": "colossal._src.tensor.relayout_path",
+    "log_experts": "colossal._src.tensor.expert_counts",
     "layout_difference": "colossal._src.tensor.relayout_step",
     "one_step_layouts": "colossal._src.tensor.relayout_step",
     "plan_relayout": "colossal._src.tensor.relayout_path",
@@ -74,6 +77,7 @@ _MODULE_OF = {
 }  # which few programs need
 
 __all__ = [
+    "COLLECTED",
     "DATA",
     "FlatLayout",
     "HeadCounts",
@@ -108,6 +112,7 @@ __all__ = [
     "local_of",
     "local_operations",
     "local_regions_of",
+    "log_experts",
     "move_module",
     "one_step_layouts",
     "operators_mesh",

@@ -27,6 +27,7 @@ from colossal._src.shardformer import (
     ShardConfig,
     ShardFormer,
     apply_options,
+    balance_over_ranks,
     check_checkpointing,
     check_experts,
     checkpoint_layers,
@@ -41,6 +42,7 @@ from colossal._src.tensor import (
     parameter_names,
     placement_of,
     set_placement,
+    unwrap_adapters,
 )
 from colossal.errors import ConfigError, UnsupportedError
 
@@ -129,13 +131,15 @@ def shard_stages(
     config = options.shard_config(mesh)
     sharing = config.sequence_parallel_config(mesh)
     for stage in stages:
-        _optimize(stage, plan, chosen, config)
+        _optimize(stage, plan, chosen, config, mesh)
         if plan is not None:
             stage.set_sequence_parallel_size(1 if sharing is None else sharing.sharding.size)
     _retie_shared_params(stages)
 
 
-def _optimize(stage: Stage, plan: ParallelPlan | None, chosen: Collection[str], config: ShardConfig) -> None:
+def _optimize(
+    stage: Stage, plan: ParallelPlan | None, chosen: Collection[str], config: ShardConfig, mesh: ParallelMesh
+) -> None:
     """Apply the options of the full model to a stage, and shard it."""
     if config.gradient_checkpoint_config is not None:
         checkpoint_layers(stage.module, plan, config.gradient_checkpoint_config, stage.index, stage.num_stages)
@@ -145,6 +149,8 @@ def _optimize(stage: Stage, plan: ParallelPlan | None, chosen: Collection[str], 
         done = dict.fromkeys((*MODEL_OPTIONS, "enable_all_optimization"), False)
         shard_former = ShardFormer(replace(config, **done, gradient_checkpoint_config=None))
         shard_former.optimize(stage.module, plan.for_stage() if stage.num_stages > 1 else plan)
+    elif stage.num_stages == 1:
+        balance_over_ranks(unwrap_adapters(stage.module), mesh)
 
 
 def _check_checkpointing(model: nn.Module, plan: ParallelPlan | None, options: HybridOptions) -> None:
