@@ -90,7 +90,7 @@ def test_the_formats_are_torchs() -> None:
 
 
 @FORMATS
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(values=TENSORS)
 @explicit(values=[2.9987787136551085e-43])  # divided by the largest number of a format, this is 0 in float32
 def test_rounding_is_that_of_the_reference(form, values) -> None:
@@ -99,7 +99,7 @@ def test_rounding_is_that_of_the_reference(form, values) -> None:
 
 
 @FORMATS
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(values=TENSORS)
 def test_the_error_is_half_a_step(form, values) -> None:
     exact = torch.tensor(values).double().numpy()
@@ -114,7 +114,7 @@ def test_the_bound_of_the_error_is_reached(form) -> None:
 
 
 @FORMATS
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(values=MODERATE, cut=st.integers(1, 19))
 def test_the_parts_of_a_tensor_round_like_the_whole(form, values, cut) -> None:
     """Unless an element is small enough to lose digits: one scale per part would change nearly every element."""

@@ -466,13 +466,21 @@ def train_family(world: str | None, name: str, **more: Any) -> dict[str, Any]:
     }
 
 
-def train_family_all(world: str) -> dict[tuple[str, int], dict[str, Any]]:
+MOST_WAYS = {
+    "some ways": (("1-norm", "2-norm, in the step", "value", "accumulation", "Lamb", "Adafactor"), ("2-norm", "Lamb")),
+    "others": (("plain", "2-norm", "largest", "Lars", "GaLore", "CAME", "HybridAdam"), ()),
+}
+"""Ways without and with ZeRO-1; the former are in the gate, and those of layers of `colossal.nn` are so all."""
+
+
+def train_family_all(world: str, some: str) -> dict[tuple[str, int], dict[str, Any]]:
+    plain, with_zero = MOST_WAYS[some]
+    stages = [{}] if world in CHUNKED else [{"zero_stage": 0}, {"zero_stage": 1}]
     with KeepFloat64():
         return {
-            (name, stage): train_family(world, name, **({} if world in CHUNKED else {"zero_stage": stage}))
-            for name in WAYS
-            for stage in (0, 1)
-            if stage == 0 or (world in DIVIDED and name in ("2-norm", "Lamb"))
+            (name, stage): train_family(world, name, **options)
+            for stage, (names, options) in enumerate(zip((plain, with_zero), stages, strict=False))
+            for name in names
         }
 
 
@@ -486,9 +494,10 @@ def train_one_family(name: str) -> dict[str, Any]:
         return train_family(None, name)
 
 
+@pytest.mark.parametrize("some", ["some ways", pytest.param("others", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("world", marked([*DIVIDED, *CHUNKED]))
-def test_a_divided_transformer_is_one_process(world: str) -> None:
-    ranks = run_processes(train_family_all, size_of((DIVIDED | CHUNKED)[world][0]), world)
+def test_a_divided_transformer_is_one_process(world: str, some: str) -> None:
+    ranks = run_processes(train_family_all, size_of((DIVIDED | CHUNKED)[world][0]), world, some)
     for way, stage in ranks[0]:
         expected, found = family_alone(way), [rank[way, stage] for rank in ranks]
         compare(expected, found, f"{world}, {way}, zero_stage={stage}", is_cut=True)

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 import torch
+from digits import digits
 from equality import assert_equal, assert_within_rounding
-from sklearn.datasets import load_digits
 from torch import distributed as dist
 from torch import nn
 
@@ -66,7 +66,7 @@ def build(kind: Callable[[], nn.Module] = Net) -> nn.Module:
 
 
 def batch_of(step: int) -> tuple[torch.Tensor, torch.Tensor]:
-    images, labels = load_digits(return_X_y=True)
+    images, labels = digits()
     rows = slice(step * GLOBAL_BATCH, (step + 1) * GLOBAL_BATCH)
     return torch.tensor(images[rows], dtype=torch.float64) / 16, torch.tensor(labels[rows])
 

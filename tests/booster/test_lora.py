@@ -7,8 +7,8 @@ import peft
 import pytest
 import torch
 import transformers
+from digits import digits
 from equality import assert_equal
-from sklearn.datasets import load_digits
 from torch import distributed as dist
 from torch import nn
 
@@ -82,8 +82,8 @@ MODELS = {
 }
 
 
-def digits(step: int, precision: str | None) -> tuple[torch.Tensor, torch.Tensor]:
-    images, labels = load_digits(return_X_y=True)
+def samples_of(step: int, precision: str | None) -> tuple[torch.Tensor, torch.Tensor]:
+    images, labels = digits()
     part = slice(step * GLOBAL_BATCH, (step + 1) * GLOBAL_BATCH)
     return torch.tensor(images[part], dtype=weights_of(precision)) / 16, torch.tensor(labels[part])
 
@@ -118,7 +118,7 @@ def by_hand(name: str, precision: str | None) -> dict[str, Any]:
     losses, gradients = [], []
     begin = {key: whole(value) for key, value in trained(model).items()}
     for step in range(STEPS):
-        images, labels = digits(step, precision)
+        images, labels = samples_of(step, precision)
         with torch.autocast("cpu", PRECISIONS[precision], enabled=precision is not None):
             loss = nn.functional.cross_entropy(model(images), labels)
         loss.backward()
@@ -146,7 +146,7 @@ def by_booster(plugin: str, name: str, precision: str | None) -> dict[str, Any]:
     rank, size = booster.plugin.data_parallel_rank_and_size()
     losses, gradients = [], []
     for step in range(STEPS):
-        images, labels = (part.chunk(size)[rank] for part in digits(step, precision))
+        images, labels = (part.chunk(size)[rank] for part in samples_of(step, precision))
         loss = criterion(model(images), labels)
         booster.backward(loss, optimizer)
         losses.append(loss.detach())
@@ -241,7 +241,7 @@ def test_adapters_learn_in_every_precision(precision, tmp_path) -> None:
     adapted = model.unwrap(unwrap_peft=False)
     frozen = {key: value.clone() for key, value in adapted.named_parameters() if not value.requires_grad}
     assert len(optimizer.parameters) == 6
-    images, labels = digits(0, precision)
+    images, labels = samples_of(0, precision)
     images = images.half() if precision == "fp16_naive" else images
     losses = []
     for _ in range(STEPS):

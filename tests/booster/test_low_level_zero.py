@@ -7,8 +7,8 @@ from typing import Any
 import peft
 import pytest
 import torch
+from digits import digits
 from equality import assert_equal
-from sklearn.datasets import load_digits
 from torch import distributed as dist
 from torch import nn
 
@@ -31,7 +31,7 @@ def build() -> nn.Module:
 
 
 def batch_of(step: int, rank: int, size: int) -> tuple[torch.Tensor, torch.Tensor]:
-    images, labels = load_digits(return_X_y=True)
+    images, labels = digits()
     rows = slice(step * GLOBAL_BATCH, (step + 1) * GLOBAL_BATCH)
     return torch.tensor(images[rows], dtype=torch.float32)[rank::size] / 16, torch.tensor(labels[rows])[rank::size]
 

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 import torch
+from digits import digits
 from equality import assert_within_rounding
 from plugins import plugins
-from sklearn.datasets import load_digits
 from torch import distributed as dist
 from torch import nn
 from torch.utils.data import TensorDataset
@@ -70,7 +70,7 @@ class Net(nn.Module):
 def parts(dtype: torch.dtype = torch.float32) -> tuple[nn.Module, torch.optim.Optimizer, TensorDataset]:
     torch.manual_seed(11)
     get_dist_logger().set_level("WARNING")
-    images, labels = load_digits(return_X_y=True)
+    images, labels = digits()
     data = TensorDataset(torch.tensor(images, dtype=dtype).view(-1, 1, 8, 8) / 16, torch.tensor(labels))
     model = Net().to(dtype)
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from sklearn.datasets import load_digits
+from digits import digits
 from torch import nn
 
 from colossal._src.amp import FP8Linear
@@ -46,7 +46,7 @@ MARGIN = 0.02
 def accuracy(precision: str | None) -> float:
     """Train a small convolutional net on the digits, and return its accuracy on those that it has not seen."""
     torch.manual_seed(1)
-    images, labels = load_digits(return_X_y=True)
+    images, labels = digits()
     order = torch.randperm(len(labels))
     images = torch.tensor(images, dtype=torch.float32).view(-1, 1, 8, 8)[order] / 16
     labels = torch.tensor(labels)[order]

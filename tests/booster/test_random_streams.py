@@ -164,11 +164,13 @@ def resume(plugin: str, folder: str) -> list[torch.Tensor]:
 
 
 WRITERS, READERS = ("DDP", "tp2", "pp2", "sp2"), ("dp2", "tp2", "pp2", "sp2")
+RESUMED = [("one", new) for new in READERS] + list(zip(WRITERS, READERS, strict=True))
+RESUMED += list(zip(WRITERS, READERS[1:] + READERS[:1], strict=True))  # on the same mesh, and on another
 
 
 def repeat_and_resume(folder: str) -> Any:
     saved = {plugin: save(plugin, f"{folder}/{plugin}") for plugin in WRITERS}
-    resumed = {(old, new): resume(new, f"{folder}/{old}") for old in ("one", *WRITERS) for new in READERS}
+    resumed = {(old, new): resume(new, f"{folder}/{old}") for old, new in RESUMED}
     return {plugin: repeat(plugin) for plugin in ("DDP", "tp2")} | {"compiled": compiled()}, saved, resumed
 
 

@@ -15,7 +15,7 @@ from colossal.errors import CheckpointError
 from colossal.interface import OptimizerWrapper
 
 IO = CheckpointIO()
-MUTATIONS_PER_KIND = 250
+MUTATIONS_PER_KIND = 120
 SMALL = 1 / 2**11  # size_per_shard, in MB
 
 

@@ -50,7 +50,9 @@ def train(world: str) -> dict[Any, tuple[torch.Tensor, dict[str, Any]]]:
     return found
 
 
-@pytest.mark.parametrize("world", WORLDS)
+@pytest.mark.parametrize(
+    "world", [pytest.param(each, marks=pytest.mark.slow if each == "ring" else ()) for each in WORLDS]
+)
 def test_a_step_is_that_of_one_process(world: str) -> None:
     expected = {}
     for name in NAMES:

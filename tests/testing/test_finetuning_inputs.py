@@ -9,7 +9,9 @@ from colossal.errors import ConfigError
 from colossal.testing import make_finetuning_inputs
 
 
-@pytest.mark.parametrize("family", ["gpt2", "llama", "qwen3"])
+@pytest.mark.parametrize(
+    "family", ["llama", *(pytest.param(each, marks=pytest.mark.slow) for each in ("gpt2", "qwen3"))]
+)
 def test_they_load_and_the_tokenizer_gives_back_what_it_was_given(family, tmp_path) -> None:
     model_dir, data = make_finetuning_inputs(tmp_path, family, num_hidden_layers=3)
     model, tokenizer = AutoModelForCausalLM.from_pretrained(model_dir), AutoTokenizer.from_pretrained(model_dir)
