@@ -40,6 +40,7 @@ from colossal._src.tensor.parameters import (
     set_values,
     strip_compile_prefix,
     values_of,
+    version_of,
 )
 from colossal._src.tensor.placement import (
     Placement,
@@ -132,6 +133,7 @@ __all__ = [
     "unshard",
     "unwrap_adapters",
     "values_of",
+    "version_of",
 ]
 
 
