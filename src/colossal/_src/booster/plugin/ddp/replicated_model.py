@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from colossal._src.booster.plugin.replica_sync import HookedAverager
 from colossal._src.interface import ModelWrapper, OptimizerWrapper, prepare_passes, unwrap_model
-from colossal.errors import ConfigError
+from colossal.errors import CommunicationError, ConfigError
 
 _NAMES_SHOWN = 3
 _requires_grad: Callable[[torch.Tensor], bool] = torch.Tensor.requires_grad.__get__  # type: ignore[attr-defined]
@@ -157,11 +157,13 @@ def _listing(names: Sequence[str]) -> str:
 
 
 def _explain(error: Exception) -> None:
-    if "CommunicationError" in f"{type(error).__name__} {error}":
-        error.add_note(
+    # torch wraps what its reducer raises in a RuntimeError, with the place in its text
+    _, wrapped, text = f"{type(error).__name__}: {error}".partition(f"{CommunicationError.__name__}: ")
+    if wrapped:
+        raise CommunicationError(
             "In a backward pass of a replicated model, all ranks reduce the gradients of all parameters. Where ranks "
-            f"use different ones: {_UNUSED[0].lower()}{_UNUSED[1:]}."
-        )
+            f"use different ones, {_UNUSED[0].lower()}{_UNUSED[1:]}. {text.partition('At:')[0].strip()}"
+        ) from error
 
 
 def _step_hook(model: "ref[ReplicatedModel]", *_step: Any) -> None:
