@@ -133,5 +133,6 @@ def gather_on_one_rank() -> str:
 
 def test_a_state_that_one_rank_gathers_alone_says_who_has_to_call() -> None:
     first, _ = run_processes(gather_on_one_rank, 2)
-    assert "model.state_dict() on all ranks" in first
+    assert "by model.state_dict() or booster.save_model" in first
+    assert "on all ranks, not on some of them" in first
     assert "rank 1 called barrier" in first

@@ -1,7 +1,7 @@
 """Float32 copies of half-precision parameters, which hold what an update adds until half precision can show it."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, final
 
@@ -10,11 +10,8 @@ from torch import nn
 from torch.optim import Optimizer
 
 from colossal._src.amp.data_aliases import DataAliases
-from colossal._src.tensor import copy_placement, grad_of, set_grad, set_values
+from colossal._src.tensor import copy_placement, grad_of, set_grad, set_values, version_of
 from colossal.logging import get_dist_logger
-
-# how often torch has seen the values of a tensor written
-_version_of: Callable[[torch.Tensor], int] = torch.Tensor._version.__get__  # type: ignore[attr-defined]  # noqa: SLF001 (it has no public name)
 
 
 class MasterParams(ABC):
@@ -142,7 +139,7 @@ class MasterWeights(MasterParams):
         added = {master: working for working, master in masters.items()}
         self.pairs |= added
         self._masters |= masters
-        self._versions += map(_version_of, masters)
+        self._versions += map(version_of, masters)
         return added
 
     def _make_master(self, working: nn.Parameter) -> nn.Parameter:
@@ -176,7 +173,7 @@ class MasterWeights(MasterParams):
         working: list[torch.Tensor] = list(self.pairs.values())
         if masters:
             torch._foreach_copy_(working, masters)
-        self._versions = list(map(_version_of, working))
+        self._versions = list(map(version_of, working))
 
     def refresh(self) -> None:
         """Copy the values of the working parameters into the master weights; elsewhere ``update_master_params``.
@@ -206,7 +203,7 @@ class MasterWeights(MasterParams):
     def _modified(self) -> Sequence[int]:
         """Return which working parameters have changed since their versions were noted, by number."""
         written = self._aliases.take()
-        versions = list(map(_version_of, self.pairs.values()))
+        versions = list(map(version_of, self.pairs.values()))
         if versions == self._versions and not written:
             return ()
         changed = zip(versions, self._versions, self.pairs.values(), strict=True)
@@ -220,7 +217,7 @@ class MasterWeights(MasterParams):
             # a master weight that rounds to the parameter keeps the bits for which half precision has no room
             same = master.to(working.dtype) == working
             master.copy_(torch.where(same, master, working.to(master.dtype)))
-            self._versions[number] = _version_of(working)
+            self._versions[number] = version_of(working)
 
     def _report_zeros(self, grads: list[torch.Tensor]) -> None:
         if not grads:

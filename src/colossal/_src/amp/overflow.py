@@ -7,7 +7,7 @@ import torch
 from torch import distributed as dist
 
 from colossal._src.comm import all_reduce_over
-from colossal._src.tensor import comm_device, grad_of, local_of, placement_of
+from colossal._src.tensor import comm_device, grad_of, is_placed, local_of, placement_of
 from colossal.errors import ConfigError
 
 
@@ -24,7 +24,7 @@ def unscale_and_find_overflow(
     Communication: all_reduce, the axes that shard or replicate a parameter and `peers`, 4 bytes each.
     """
     found = _unscale_local(parameters, scale, device_type, allow_fp16=allow_fp16)
-    by_parameter = [(parameter, placement_of(parameter).groups) for parameter in parameters]
+    by_parameter = [(parameter, placement_of(parameter).groups) for parameter in parameters if is_placed(parameter)]
     placed = [parameter for parameter, own in by_parameter if own]
     groups = dict.fromkeys(group for _, own in by_parameter for group in own)
     # The ranks of a stage agree before stages do: those have other groups, and a maximum that goes through

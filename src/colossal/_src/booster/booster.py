@@ -236,6 +236,10 @@ class Booster(CheckpointMixin, LoraMixin, SamplesMixin):
             from colossal._src.booster.new_parameters import refuse_new_parameters
 
             refuse_new_parameters(model, optimizer)
+            if mesh.size("tp") > 1:
+                from colossal._src.booster.different_branches import refuse_different_branches
+
+                refuse_different_branches(model, optimizer, mesh)
         if self._max_norm > 0:
             optimizer.set_max_norm(self._max_norm, self._norm_type)
         if self._refuse_nonfinite:

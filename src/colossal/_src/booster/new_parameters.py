@@ -38,8 +38,10 @@ def refuse_new_parameters(model: ModelWrapper, optimizer: OptimizerWrapper) -> N
 
     def check() -> None:
         nonlocal seen
+        if seen == _Registrations.number:
+            return
         wrapper, wrapped = owner(), updater()
-        if seen == _Registrations.number or wrapper is None or wrapped is None:
+        if wrapper is None or wrapped is None:
             return
         others = {name: each for name, each in unwrap_model(wrapper).named_parameters() if each not in known}
         if others:

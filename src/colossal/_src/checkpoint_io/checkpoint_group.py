@@ -10,9 +10,12 @@ import torch
 import torch.distributed as dist
 
 from colossal._src.cluster import host_group
+from colossal._src.comm import CallOfAllRanks
 from colossal.errors import CheckpointError, ColossalError, ConfigError
 
 T = TypeVar("T")
+
+_TOGETHER = "save and load a checkpoint, also those that write nothing,"
 
 
 class CheckpointGroup(ABC):
@@ -228,7 +231,8 @@ class ProcessGroupIO(CheckpointGroup):
 
     def _exchange(self, outcome: Any) -> list[Any]:
         outcomes: list[Any] = [None] * len(self.ranks)
-        dist.all_gather_object(outcomes, outcome, group=self._on_host)
+        with CallOfAllRanks(_TOGETHER):
+            dist.all_gather_object(outcomes, outcome, group=self._on_host)
         return outcomes
 
     def gather_values(self, value: T) -> list[T]:
@@ -243,7 +247,8 @@ class ProcessGroupIO(CheckpointGroup):
         Communication: gather_object, the group, the bytes of the values.
         """
         found: list[Any] | None = [None] * len(self.ranks) if self.is_first_rank else None
-        dist.gather_object(value, found, dst=self.ranks[0], group=self._on_host)
+        with CallOfAllRanks(_TOGETHER):
+            dist.gather_object(value, found, dst=self.ranks[0], group=self._on_host)
         return found or []
 
 

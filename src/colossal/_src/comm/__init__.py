@@ -29,11 +29,12 @@ from colossal._src.comm.ring_exchange import Exchange, ring_all_gather, ring_red
 
 if TYPE_CHECKING:
     from colossal._src.comm.fp8 import all_reduce_fp8, fp8_nbytes, reduce_scatter_fp8
-    from colossal._src.comm.lost_peers import LostPeerGuard
+    from colossal._src.comm.lost_peers import CallOfAllRanks, LostPeerGuard
     from colossal._src.comm.matmul3d import gather_packed_rows, matmul_3d
     from colossal._src.comm.summa import summa_ab, summa_abt, summa_atb
 
 _MODULE_OF = {
+    "CallOfAllRanks": "colossal._src.comm.lost_peers",
     "LostPeerGuard": "colossal._src.comm.lost_peers",
     "all_reduce_fp8": "colossal._src.comm.fp8",
     "fp8_nbytes": "colossal._src.comm.fp8",
@@ -46,6 +47,7 @@ _MODULE_OF = {
 }  # which few programs need
 
 __all__ = [
+    "CallOfAllRanks",
     "Channel",
     "CommCounter",
     "Exchange",

@@ -30,3 +30,23 @@ class LostPeerGuard:
             "first error among the other ranks; where a step may take longer, pass timeout_seconds to launch, or set "
             "COLOSSAL_TIMEOUT_SECONDS."
         ) from error
+
+
+@final
+class CallOfAllRanks:
+    """Adds to an error that a peer caused that all ranks make a call: often one was made under ``if rank == 0``."""
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if isinstance(error, CommunicationError | dist.DistError):
+            raise CommunicationError(
+                f"All ranks {self._what} together. Found that a peer did not come, or called something else. Call it "
+                f"on all ranks, not on some of them, as under `if rank == 0`. {error}"
+            ) from error

@@ -74,7 +74,7 @@ class RandomStreams:
         finally:
             self.end(*began)
 
-    def begin(self) -> tuple[Sequence[torch.Tensor], Sequence[torch.Tensor]]:
+    def begin(self) -> tuple[Sequence[torch.Tensor], Sequence[bytes]]:
         """Set the generators to the stream of the next pass; return their states before that and after it."""
         if not self._is_needed:
             return (), ()
@@ -83,13 +83,13 @@ class RandomStreams:
         if self._counts_passes:
             number = self._number_of_pass(number)
         _seed(self._device, stream_seed(number, *self._own))
-        return before, _states(self._device)
+        return before, _bytes_of(_states(self._device))
 
-    def end(self, before: Sequence[torch.Tensor], began: Sequence[torch.Tensor]) -> None:
+    def end(self, before: Sequence[torch.Tensor], began: Sequence[bytes]) -> None:
         """Give the program its generators back."""
         if not self._is_needed:
             return
-        drew = not all(map(torch.equal, began, _states(self._device)))
+        drew = began != _bytes_of(_states(self._device))
         _restore(self._device, before)
         # As in one process, a pass that draws moves the program's generator. Stages of a pipeline, of which not all
         # draw, leave it alone: their ranks must still draw the same data.
@@ -146,6 +146,11 @@ def _states(device: Accelerator | None) -> Sequence[torch.Tensor]:
     own = torch.default_generator.get_state()
     of_device = None if device is None else device.get_rng_state()
     return (own,) if of_device is None else (own, of_device)
+
+
+def _bytes_of(states: Sequence[torch.Tensor]) -> Sequence[bytes]:
+    # compared in a tenth of the time that torch takes for these many small elements
+    return [state.numpy().tobytes() for state in states]
 
 
 def _restore(device: Accelerator | None, states: Sequence[torch.Tensor]) -> None:

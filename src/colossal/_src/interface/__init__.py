@@ -25,6 +25,7 @@ from colossal._src.interface.guarded_params import ClippedByOptimizer, WorkingPa
 from colossal._src.interface.model import (
     ModelWrapper,
     has_adapters,
+    prepare_passes,
     random_streams_of,
     set_random_streams,
     unwrap_compiled,
@@ -98,6 +99,7 @@ __all__ = [
     "lift_refusals",
     "model_without_adapters",
     "num_boosted_steps",
+    "prepare_passes",
     "random_streams_of",
     "rebind_param_groups",
     "reduce_in_each_pass",

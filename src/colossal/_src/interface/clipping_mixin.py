@@ -117,8 +117,11 @@ class ClippingMixin:
         Communication: all_reduce, the axes that shard gradients, 8 bytes each; none for full gradients. Before, as
         in `unscale_grad`.
         """
-        self.unscale_grad()
-        return self._measure(norm_type).item()
+        from colossal._src.comm import CallOfAllRanks
+
+        with CallOfAllRanks("measure the norm of gradients"):
+            self.unscale_grad()
+            return self._measure(norm_type).item()
 
     def _measure(self, norm_type: float) -> torch.Tensor:
         return total_norm(self.parameters, norm_type, self._peers)

@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from colossal._src.comm import CallOfAllRanks
 from colossal._src.interface.adapter_names import is_peft_model, model_without_adapters
 from colossal._src.interface.full_spec import full_spec_of
 from colossal._src.interface.local_state import mark_local_state
@@ -31,13 +32,14 @@ def full_state(model: nn.Module, is_kept: bool = True) -> dict[str, Any]:
             "pipeline stages. Call booster.save_model(model, checkpoint), which writes all stages."
         )
     found: dict[str, Any] = {}
-    for name, value in model.state_dict(keep_vars=True).items():
-        held = backing_shard(value)
-        # also where it is not kept, as all ranks take part in the gather; cloned, as `cpu()` may return the
-        # parameter itself
-        full = full_tensor_of(held).detach().cpu().clone() if isinstance(held, torch.Tensor) else held
-        if is_kept:
-            found[name] = full
+    with CallOfAllRanks("gather the state of a model, by model.state_dict() or booster.save_model,"):
+        for name, value in model.state_dict(keep_vars=True).items():
+            held = backing_shard(value)
+            # also where it is not kept, as all ranks take part in the gather; cloned, as `cpu()` may return the
+            # parameter itself
+            full = full_tensor_of(held).detach().cpu().clone() if isinstance(held, torch.Tensor) else held
+            if is_kept:
+                found[name] = full
     return found
 
 

@@ -150,15 +150,29 @@ def lift_guards(parameters: Iterable[nn.Parameter]) -> None:
 
 @contextmanager
 def plain_parameters(held: Iterable[nn.Parameter]) -> Iterator[None]:
-    """Let guarded parameters be plain ones while they are updated: operations take longer for those of a subclass."""
-    guarded = [(parameter, type(parameter)) for parameter in held if type(parameter) in _GUARDED]
-    for parameter, _ in guarded:
+    """Let what an optimizer holds be plain parameters while it updates them: it takes only these all at once."""
+    guarded: list[nn.Parameter] = [parameter for parameter in held if type(parameter) is ClippedByOptimizer]
+    for parameter in guarded:
         parameter.__class__ = nn.Parameter
     try:
         yield
     finally:
-        for parameter, kind in guarded:
-            parameter.__class__ = kind
+        for parameter in guarded:
+            parameter.__class__ = ClippedByOptimizer
+
+
+def discard_gradients(optimizer: torch.optim.Optimizer, set_to_none: bool) -> None:
+    """Discard the gradients of what an optimizer holds: by its own method, unless that is torch's and frees them."""
+    held = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    inside: Any = torch.autograd
+    is_of_torch = getattr(optimizer.zero_grad, "__func__", None) is torch.optim.Optimizer.zero_grad
+    # a profiler shows the loop of torch by its name
+    if set_to_none and is_of_torch and not inside._profiler_enabled():  # noqa: SLF001 (it has no public name)
+        for parameter in held:
+            set_grad(parameter, None)
+        return
+    with plain_parameters(held):
+        optimizer.zero_grad(set_to_none)
 
 
 def _become(parameter: nn.Parameter, kind: type[nn.Parameter]) -> None:

@@ -51,6 +51,7 @@ class ModelWrapper(nn.Module):
         self.module = module
         self._forward_context = forward_context
         self._streams: RandomStreams | None = None
+        self._prepare_pass: Callable[[ModelWrapper, nn.Module], None] | None = None
         from colossal._src.interface.full_state_dict import refuse_partial_export
 
         refuse_partial_export(unwrap_model(module), self)
@@ -95,6 +96,8 @@ class ModelWrapper(nn.Module):
             streams.end(*began)
 
     def _run(self, *args: Any, **kwargs: Any) -> Any:
+        if self._prepare_pass is not None:
+            self._prepare_pass(self, self._modules["module"])  # type: ignore[arg-type]
         module: Any = self._modules["module"]  # in each pass, and `self.module` takes two calls
         if self._forward_context is nullcontext:
             return module(*args, **kwargs)
@@ -230,6 +233,14 @@ def unwrap_compiled(module: nn.Module) -> nn.Module:
 def set_random_streams(model: ModelWrapper, streams: RandomStreams) -> None:
     """Set what forward passes of a boosted model draw their random numbers from, such as those of dropout."""
     model._streams = streams  # noqa: SLF001 (of this file)
+
+
+def prepare_passes(model: ModelWrapper, callback: Callable[[ModelWrapper, nn.Module], None]) -> None:
+    """Set what a boosted model, or a copy of it, and its module are passed to before each forward pass.
+
+    A hook of torch would take longer.
+    """
+    model._prepare_pass = callback  # noqa: SLF001 (of this file)
 
 
 def random_streams_of(module: nn.Module) -> RandomStreams | None:

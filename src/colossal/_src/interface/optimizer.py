@@ -1,7 +1,7 @@
 """The boosted optimizer."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from itertools import count
 from typing import Any, ClassVar
 
@@ -10,15 +10,13 @@ import torch
 from colossal._src.amp import LossScaler, MasterParams, NoScaler
 from colossal._src.interface.clipping_mixin import ClippingMixin
 from colossal._src.interface.full_spec import FullOptimizerSpec, Peers
-from colossal._src.interface.guarded_params import guard_parameters, plain_parameters
+from colossal._src.interface.guarded_params import discard_gradients, guard_parameters, plain_parameters
 from colossal._src.interface.local_state import check_optimizer_state, mark_optimizer_state
 from colossal._src.interface.nonfinite_check import NonFiniteCheck
 from colossal._src.interface.optimizer_check import check_optimizer
 from colossal._src.interface.torch_optimizer import TorchOptimizer
-from colossal._src.tensor import local_of, placement_of, strip_compile_prefix
+from colossal._src.tensor import local_of, local_operations, placement_of, strip_compile_prefix
 from colossal.errors import ConfigError, UnsupportedError
-
-_NO_CONTEXT = nullcontext()
 
 
 class OptimizerWrapper(ClippingMixin, TorchOptimizer):
@@ -200,18 +198,19 @@ class OptimizerWrapper(ClippingMixin, TorchOptimizer):
             self._nonfinite.record_loss(loss)
         for callback in self._prepare_backward:
             callback(loss)
-        with self._backward_pass(), self.scaler.scaled_loss(loss, self.optim) as scaled:
-            torch.autograd.backward(scaled, retain_graph=retain_graph, inputs=inputs)
-
-    @contextmanager
-    def _backward_pass(self) -> Iterator[None]:
         try:
-            with _NO_CONTEXT if self.masters is None else self.masters.backward_pass():
-                yield
+            with self._backward_pass(), self.scaler.scaled_loss(loss, self.optim) as scaled:
+                torch.autograd.backward(scaled, retain_graph=retain_graph, inputs=inputs)
         except Exception as error:
-            for callback in self._explain_errors:
-                callback(error)
+            self._explain(error)
             raise
+
+    def _backward_pass(self) -> AbstractContextManager[Any]:
+        return nullcontext() if self.masters is None else self.masters.backward_pass()
+
+    def _explain(self, error: Exception) -> None:
+        for callback in self._explain_errors:
+            callback(error)
 
     def backward_by_grad(
         self,
@@ -232,8 +231,12 @@ class OptimizerWrapper(ClippingMixin, TorchOptimizer):
         self._has_scaled_grads = True
         for callback in self._prepare_backward:
             callback(tensor if isinstance(tensor, torch.Tensor) else tensor[0])
-        with self._backward_pass():
-            torch.autograd.backward(tensor, grad, retain_graph=retain_graph, inputs=inputs)
+        try:
+            with self._backward_pass():
+                torch.autograd.backward(tensor, grad, retain_graph=retain_graph, inputs=inputs)
+        except Exception as error:
+            self._explain(error)
+            raise
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Update the parameters, unless loss scaling found an overflow.
@@ -270,7 +273,7 @@ class OptimizerWrapper(ClippingMixin, TorchOptimizer):
         OptimizerWrapper._num_steps += 1
         # all ranks skip the same steps: none waits for the others in the gather
         if self.masters is not None and not self.scaler.skipped:
-            with plain_parameters(self.masters.pairs.values()):
+            with local_operations():
                 self.masters.copy_params_from_masters()
         if not self.scaler.skipped:
             self._run_post_hooks(() if closure is None else (closure,))
@@ -282,9 +285,14 @@ class OptimizerWrapper(ClippingMixin, TorchOptimizer):
         with plain_parameters(self.parameters):
             return self.scaler.step(self.optim, *args, **options)
 
-    def _take_grads(self) -> None:
+    def _move_grads(self) -> None:
+        # operations look up for each parameter of a subclass whether it overrides them, which those guarded do not
         if self.masters is not None:
-            self.masters.copy_grads_to_masters()
+            with local_operations():
+                self.masters.copy_grads_to_masters()
+
+    def _take_grads(self) -> None:
+        self._move_grads()
         if self._nonfinite is not None:
             self._nonfinite.check({each: self.param_names.get(each, "a parameter") for each in self.parameters})
 
@@ -294,7 +302,8 @@ class OptimizerWrapper(ClippingMixin, TorchOptimizer):
 
         def evaluate() -> Any:
             if next(calls) and self.masters is not None:
-                self.masters.copy_params_from_masters()
+                with local_operations():
+                    self.masters.copy_params_from_masters()
             loss = closure()
             self._take_grads()
             if self._max_norm > 0:
@@ -315,13 +324,10 @@ class OptimizerWrapper(ClippingMixin, TorchOptimizer):
             self._nonfinite.clear()
         for callback in self._zero_grad_hooks:
             callback()
-        if self._is_guarded:
-            with plain_parameters(self.parameters):
-                self.optim.zero_grad(set_to_none)
-        else:
-            self.optim.zero_grad(set_to_none)
+        discard_gradients(self.optim, set_to_none)
         if self.masters is not None:
-            self.masters.zero_grad(set_to_none)
+            with local_operations():
+                self.masters.zero_grad(set_to_none)
 
     def scale_loss(self, loss: torch.Tensor) -> torch.Tensor:
         """Multiply a loss by the loss scale.
@@ -343,8 +349,7 @@ class OptimizerWrapper(ClippingMixin, TorchOptimizer):
         Communication: all_reduce, the axes that shard a parameter, 4 bytes each, if the loss is scaled: an overflow is
         agreed on.
         """
-        if self.masters is not None:
-            self.masters.copy_grads_to_masters()
+        self._move_grads()
         self._unscale()
 
     def _unscale(self) -> None:

@@ -9,6 +9,7 @@ from colossal._src.tensor.introspection import (
     dtensor_placements,
     full_tensor_of,
     is_dtensor,
+    is_placed,
     layout_of,
     local_of,
     local_regions_of,
@@ -40,6 +41,7 @@ from colossal._src.tensor.parameters import (
     set_values,
     strip_compile_prefix,
     values_of,
+    version_of,
 )
 from colossal._src.tensor.placement import (
     Placement,
@@ -107,6 +109,7 @@ __all__ = [
     "greedy_path",
     "group_by_replicas",
     "is_dtensor",
+    "is_placed",
     "layout_difference",
     "layout_of",
     "local_of",
@@ -137,6 +140,7 @@ __all__ = [
     "unshard",
     "unwrap_adapters",
     "values_of",
+    "version_of",
 ]
 
 

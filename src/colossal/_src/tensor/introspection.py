@@ -216,6 +216,11 @@ def is_dtensor(tensor: torch.Tensor) -> bool:
     return module is not None and isinstance(tensor, module.DTensor)
 
 
+def is_placed(tensor: torch.Tensor) -> bool:
+    """Return whether a tensor has a placement other than that of any full tensor, which takes longer to make."""
+    return known_placement(tensor) is not None or is_dtensor(tensor)
+
+
 def _layout_of_dtensor(tensor: Any) -> Layout:
     ranks, grid = _grid_of(tensor.device_mesh)
     sharded_dims = [_sharded_dim(placement) for placement in tensor.placements]

@@ -18,6 +18,8 @@ grad_of: Callable[[torch.Tensor], torch.Tensor | None] = torch.Tensor.grad.__get
 set_grad: Callable[[torch.Tensor, torch.Tensor | None], None] = torch.Tensor.grad.__set__  # type: ignore[union-attr]
 values_of: Callable[[torch.Tensor], torch.Tensor] = torch.Tensor.data.__get__  # type: ignore[attr-defined]
 set_values: Callable[[torch.Tensor, torch.Tensor], None] = torch.Tensor.data.__set__  # type: ignore[attr-defined]
+# how often torch has seen the values of a tensor written
+version_of: Callable[[torch.Tensor], int] = torch.Tensor._version.__get__  # type: ignore[attr-defined]  # noqa: SLF001 (it has no public name)
 
 
 def set_data(tensor: torch.Tensor, values: torch.Tensor) -> None:

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from colossal._src.comm import Partition, PendingComm
-from colossal._src.tensor import local_of, set_values
+from colossal._src.tensor import local_of, set_values, version_of
 from colossal._src.zero.buffer_pool import BufferPool, zeros
 from colossal._src.zero.flat_parameters import FlatParameters
 from colossal._src.zero.host_copies import host_buffer
@@ -81,4 +81,4 @@ class Bucket(FlatParameters):
 
     def _changes(self) -> list[int]:
         # a parameter keeps its own counter when `data` is assigned: gathers into `working` do not count as writes
-        return [parameter._version for parameter in self.parameters]  # noqa: SLF001 (it has no public name)
+        return list(map(version_of, self.parameters))

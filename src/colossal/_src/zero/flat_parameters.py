@@ -52,6 +52,7 @@ class FlatParameters(ABC):
         self._ends = torch.tensor(lengths).cumsum(0).tolist()
         self._starts = [end - length for end, length in zip(self._ends, lengths, strict=True)]
         self.numel = padded_numel(self._ends[-1], partition.size)
+        self._local_ranges = self._find_local_ranges()
         self.grad_shard: torch.Tensor | None = None
         self.used = [False] * len(self.parameters)
         self._buffer: torch.Tensor | None = None
@@ -85,7 +86,7 @@ class FlatParameters(ABC):
         if not self.has_copy or self.shard.device != self.master.device:
             return {}
         return {
-            shard: self.shard[begin:end] for shard, (begin, end) in zip(self.shards, self._local_ranges(), strict=True)
+            shard: self.shard[begin:end] for shard, (begin, end) in zip(self.shards, self._local_ranges, strict=True)
         }
 
     @property
@@ -127,9 +128,9 @@ class FlatParameters(ABC):
     @property
     def is_waiting(self) -> bool:
         """Whether gradients are here that have not been reduced."""
-        return self._reduction is None and any(
-            index in self._filled or grad is not None for index, grad in enumerate(map(grad_of, self.parameters))
-        )
+        if self._reduction is not None:
+            return False
+        return bool(self._filled) or any(grad is not None for grad in map(grad_of, self.parameters))
 
     @torch.no_grad()
     def copy_grad(self, index: int) -> Iterator[int]:
@@ -225,7 +226,7 @@ class FlatParameters(ABC):
         # the host is about to read what the copy brings
         self._download.wait()
         self.grad_shard = self.grad_shard.to(self.master.device, self.master.dtype)
-        for shard, (begin, end) in zip(self.shards, self._local_ranges(), strict=True):
+        for shard, (begin, end) in zip(self.shards, self._local_ranges, strict=True):
             yield shard, copy_placement(self.grad_shard[begin:end], shard)
 
     def discard(self) -> None:
@@ -247,7 +248,7 @@ class FlatParameters(ABC):
             self._buffer = None
 
     def _shard_of(self, index: int) -> nn.Parameter:
-        begin, end = self._local_ranges()[index]
+        begin, end = self._local_ranges[index]
         length, start, shape = self.numel // self._partition.size, self._starts[index], self._shapes[index]
         ranks, ranges = [], []
         for rank, at in self._partition.members:
@@ -262,7 +263,7 @@ class FlatParameters(ABC):
         set_placement(shard, placement.flattened(flat, self._partition.group, self.device.type))
         return shard
 
-    def _local_ranges(self) -> list[tuple[int, int]]:
+    def _find_local_ranges(self) -> list[tuple[int, int]]:
         """Where each parameter begins and ends in this rank's segment."""
         length = self.numel // self._partition.size
         first = self._partition.rank * length
@@ -311,8 +312,8 @@ class FlatParameters(ABC):
 
     def _update_master(self, versions: list[int] | None, written: AbstractSet[nn.Parameter] = frozenset()) -> None:
         """Take over what somebody wrote into `shard`: of all parameters, or of those whose version has changed."""
-        if self.has_copy:
-            for index, (begin, end) in enumerate(self._local_ranges()):
+        if self.has_copy and (written or versions != self._versions):
+            for index, (begin, end) in enumerate(self._local_ranges):
                 is_new = versions is None or versions[index] != self._versions[index]
                 if is_new or (written and self.parameters[index] in written):
                     # the copy out of the master weights may be under way

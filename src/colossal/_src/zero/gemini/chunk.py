@@ -9,7 +9,7 @@ from torch import nn
 
 from colossal._src.comm import Partition, PendingComm
 from colossal._src.offload import FileBackedBuffer
-from colossal._src.tensor import copy_placement, placement_of, set_backing_shard, set_data, set_values
+from colossal._src.tensor import copy_placement, placement_of, set_backing_shard, set_data, set_values, version_of
 from colossal._src.zero.flat_parameters import FlatParameters
 from colossal._src.zero.gemini.device_memory import DeviceMemory, GradientBuffers, num_references
 from colossal._src.zero.gemini.tensor_state import ChunkPlacement, MemoryTier, TensorState
@@ -54,7 +54,7 @@ class Chunk(FlatParameters):
         self.shards = [self._shard_of(index) for index in range(len(self.parameters))]
         self._param_shards = [
             copy_placement(self.shard[begin:end].data, shard)
-            for shard, (begin, end) in zip(self.shards, self._local_ranges(), strict=True)
+            for shard, (begin, end) in zip(self.shards, self._local_ranges, strict=True)
         ]
         self._nan = torch.full((), float("nan"), dtype=self.dtype, device=self.device)
         self.num_updates = 0
@@ -119,7 +119,7 @@ class Chunk(FlatParameters):
                 view.copy_(values[region.slices])
         parameter = self.parameters[index]
         set_backing_shard(parameter, self._param_shards[index])
-        begin, end = self._local_ranges()[index]
+        begin, end = self._local_ranges[index]
         if self.has_copy:
             self.master[begin:end].copy_(self.shard[begin:end])
         # setting `data` would otherwise count as a read, for which the manager gathers this chunk
@@ -328,4 +328,4 @@ class Chunk(FlatParameters):
         ]
 
     def _changes(self) -> list[int]:
-        return [shard._version for shard in self._param_shards]  # noqa: SLF001 (it has no public name)
+        return list(map(version_of, self._param_shards))

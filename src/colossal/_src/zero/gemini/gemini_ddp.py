@@ -31,7 +31,7 @@ from colossal._src.zero.gemini.chunk_search import ParameterOrder
 from colossal._src.zero.gemini.gemini_config import GeminiConfig
 from colossal._src.zero.partitions import Partitions
 from colossal._src.zero.zero_config import ZeroConfig
-from colossal.errors import CommunicationError, UnsupportedError
+from colossal.errors import UnsupportedError
 
 _REFUSED: Mapping[str, str] = {
     "generate": f"generate needs full parameters. Found a model whose parameters are in chunks. {SAVE_AND_GENERATE}",
@@ -237,14 +237,7 @@ class GeminiDDP(ModelWrapper):
                 "module's state_dict, as those of a module around it, such as of torch.compile(model). Call "
                 "model.state_dict(only_rank_0=...) of the boosted model on all ranks, or booster.save_model."
             )
-        try:
-            return full_state(unwrap_model(self), is_kept=not only_rank_0 or self.partition.rank == 0)
-        except CommunicationError as error:
-            raise CommunicationError(
-                "All ranks gather the state of a model in chunks together. Found that a peer did something else. Call "
-                "model.state_dict() on all ranks and save what rank 0 gets, or call booster.save_model on all ranks. "
-                f"{error}"
-            ) from error
+        return full_state(unwrap_model(self), is_kept=not only_rank_0 or self.partition.rank == 0)
 
     def __deepcopy__(self, _memo: dict[int, Any]) -> NoReturn:
         """Refuse: between passes parameters have no values.

@@ -13,8 +13,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from colossal._src.booster.plugin.replica_sync import HookedAverager
-from colossal._src.interface import ModelWrapper, OptimizerWrapper, unwrap_model
-from colossal.errors import ConfigError
+from colossal._src.interface import ModelWrapper, OptimizerWrapper, prepare_passes, unwrap_model
+from colossal.errors import CommunicationError, ConfigError
 
 _NAMES_SHOWN = 3
 _requires_grad: Callable[[torch.Tensor], bool] = torch.Tensor.requires_grad.__get__  # type: ignore[attr-defined]
@@ -57,7 +57,7 @@ class ReplicatedModel:
     def wrap(self, optimizer: OptimizerWrapper | None) -> ModelWrapper:
         """Return the boosted model, and prepare for the backward passes of its optimizer."""
         wrapper = ModelWrapper(self._ddp or self._model)
-        wrapper.register_forward_pre_hook(self._before_forward)
+        prepare_passes(wrapper, self._before_forward)
         if optimizer is not None:
             optimizer.register_backward_error_hook(_explain)
             optimizer.register_step_pre_hook(partial(_step_hook, ref(self)))
@@ -79,8 +79,9 @@ class ReplicatedModel:
         first = next(parameter for parameter in self._parameters if parameter.requires_grad)
         self._handle = first.register_post_accumulate_grad_hook(partial(_grad_hook, ref(self)))
 
-    def _before_forward(self, wrapper: nn.Module, _args: object) -> None:
-        if wrapper.module is not (self._ddp or self._model):  # a copy
+    def _before_forward(self, wrapper: ModelWrapper, module: nn.Module) -> None:
+        ddp = self._ddp
+        if module is not (self._model if ddp is None else ddp):  # a copy
             return
         if (trained := list(map(_requires_grad, self._parameters))) != self._trained and any(trained):
             is_first = self._ddp is None
@@ -92,7 +93,8 @@ class ReplicatedModel:
             if self._handle is not None:
                 self._handle.remove()
             self._watch()
-        if self._ddp is not None and torch.is_grad_enabled() and self._ddp.require_backward_grad_sync:
+            ddp = self._ddp
+        if ddp is not None and torch.is_grad_enabled() and ddp.require_backward_grad_sync:
             self._is_prepared = self._is_expected = True
 
     def _before_backward(self, loss: torch.Tensor) -> None:
@@ -121,7 +123,7 @@ class ReplicatedModel:
 
     def check_reduced(self) -> None:
         """Refuse a step by gradients that still are those of this rank, as others of their bucket never came."""
-        if self._ddp is None or dist.get_world_size(self._ddp.process_group) == 1 or self._is_reduced():
+        if self._ddp is None or self._is_reduced() or dist.get_world_size(self._ddp.process_group) == 1:
             return
         names = {parameter: name for name, parameter in unwrap_model(self._model).named_parameters()}
         unused = [names.get(each, "one") for each in self._parameters if each.requires_grad and each.grad is None]
@@ -155,11 +157,13 @@ def _listing(names: Sequence[str]) -> str:
 
 
 def _explain(error: Exception) -> None:
-    if "CommunicationError" in f"{type(error).__name__} {error}":
-        error.add_note(
+    # torch wraps what its reducer raises in a RuntimeError, with the place in its text
+    _, wrapped, text = f"{type(error).__name__}: {error}".partition(f"{CommunicationError.__name__}: ")
+    if wrapped:
+        raise CommunicationError(
             "In a backward pass of a replicated model, all ranks reduce the gradients of all parameters. Where ranks "
-            f"use different ones: {_UNUSED[0].lower()}{_UNUSED[1:]}."
-        )
+            f"use different ones, {_UNUSED[0].lower()}{_UNUSED[1:]}. {text.partition('At:')[0].strip()}"
+        ) from error
 
 
 def _step_hook(model: "ref[ReplicatedModel]", *_step: Any) -> None:
