@@ -1,6 +1,6 @@
 """Mixtures of experts: tokens travel to the ranks whose experts a router chose, and back."""
 
-from colossal._src.nn.moe.dispatch import Dispatched, combine, dispatch
+from colossal._src.nn.moe.dispatch import Dispatched, combine, dispatch, num_experts_of_rank
 from colossal._src.nn.moe.expert_parallel import ExpertParallel, shard_experts
 from colossal._src.nn.moe.experts import FeedForwardExperts, StackedExperts
 from colossal._src.nn.moe.mixture import MixtureOfExperts
@@ -29,6 +29,7 @@ __all__ = [
     "UniformNoise",
     "combine",
     "dispatch",
+    "num_experts_of_rank",
     "shard_experts",
     "update_expert_biases",
 ]

@@ -10,7 +10,7 @@ from torch import nn
 
 from colossal._src.cluster import ParallelMesh, ambient_mesh
 from colossal._src.comm import TokenStream
-from colossal._src.nn.moe.expert_parallel import shard_experts
+from colossal._src.nn.moe.expert_parallel import ExpertParallel, shard_experts
 from colossal._src.nn.moe.experts import StackedExperts
 from colossal._src.nn.moe.router import Router
 from colossal._src.nn.moe.routing import Routing
@@ -63,7 +63,9 @@ class MixtureOfExperts(nn.Module):
         if isinstance(experts, nn.ModuleList) or not isinstance(experts, nn.Module):
             experts = StackedExperts(experts)
         self.router, self.shared = router, shared
-        self.experts: nn.Module = experts if mesh is None else shard_experts(experts, mesh)
+        if mesh is not None and not isinstance(experts, ExpertParallel):  # which another layer may share
+            experts = shard_experts(experts, mesh)
+        self.experts: nn.Module = experts
         # ranks of tp compute different tokens in their experts, and must draw equal numbers again after these
         self._stream = None if mesh is None else TokenStream(mesh, "tp")
 
