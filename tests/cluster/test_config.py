@@ -9,7 +9,7 @@ import pytest
 
 from colossal._src.cluster import OWN_MODES, mesh_options
 from colossal.cluster import Config, ParallelMesh
-from colossal.errors import ConfigError, MeshError, UnsupportedError
+from colossal.errors import ConfigError, MeshError
 from colossal.testing import fake_world
 
 
@@ -72,6 +72,8 @@ MESHES: list[tuple[dict[str, Any], int, dict[str, int], tuple[int, ...]]] = [
     ({"tensor": {"size": 8, "mode": "3d"}}, 8, {"tp": 8, "input": 2, "weight": 2, "output": 2}, (0,)),
     ({"tensor": {"size": 4, "mode": "sequence"}}, 8, {"sp": 4, "tp": 1, "dp": 2}, (0, 4)),
     ({"sequence": 2, "pipeline": 2}, 8, {"sp": 2, "pp": 2, "dp": 2}, (0, 4)),
+    ({"moe": {"size": 2}}, 4, {"dp": 4, "ep": 2, "edp": 2}, (0, 1, 2, 3)),
+    ({"moe": 2, "pipeline": 2}, 8, {"pp": 2, "dp": 4, "ep": 2}, (0, 2, 4, 6)),
 ]
 
 
@@ -95,7 +97,7 @@ def test_the_mesh_of_a_config(parallel: Any, world_size: int, sizes: dict[str, i
         ({"sequence": 2, "tensor": {"size": 4, "mode": "sequence"}}, ConfigError, "sharded by one size"),
         ({"pipeline": 3}, MeshError, "Found pp 3 x sp 1 x tp 1 in a job of 4. .*start 3 processes"),
         ({"pipeline": 2, "data": 4}, MeshError, "x data 4 in a job of 4. .*start 8 processes"),
-        ({"moe": {"size": 2}}, UnsupportedError, "experts"),
+        ({"moe": {"size": "2"}}, ConfigError, "size of parallel.moe is an integer"),
         (3, ConfigError, "parallel is a dict"),
     ],
 )

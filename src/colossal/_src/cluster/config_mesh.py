@@ -7,6 +7,7 @@ entry                                                 meaning
 ``tensor=dict(size=4, mode="2d")``, ``depth=`` too    the tp axis, as one of 1d, 2d, 2.5d and 3d
 ``tensor=dict(size=4, mode="sequence")``              the sp axis
 ``tensor=dict(size=4, mode=...)`` of `OWN_MODES`      the tp axis, whose groups the program forms itself
+``moe=dict(size=2)``                                  the ep axis: experts are sharded over consecutive ranks of a stage
 ``data=2``                                            checked: what remains is data-parallel
 ====================================================  ==================================================================
 
@@ -18,7 +19,7 @@ from typing import Any, cast
 
 from colossal._src.cluster.config import Config
 from colossal._src.cluster.tp_grid import TENSOR_PARALLEL_MODES
-from colossal.errors import ConfigError, MeshError, UnsupportedError
+from colossal.errors import ConfigError, MeshError
 
 OWN_MODES: dict[str, str] = {}
 """The modes of tensor parallelism that the program has defined, and the names of the classes that form the groups."""
@@ -42,7 +43,6 @@ def mesh_options(config: Config, world_size: int) -> dict[str, Any]:
     Raises:
         ConfigError: An entry is unknown, has no size, or contradicts another.
         MeshError: The sizes do not fit the number of processes.
-        UnsupportedError: It asks for groups of experts.
     """
     parallel = config.get("parallel")
     if parallel is None:
@@ -52,16 +52,12 @@ def mesh_options(config: Config, world_size: int) -> dict[str, Any]:
     entries = cast("Mapping[str, Any]", parallel)
     if unknown := [key for key in entries if key not in _KEYS]:
         raise ConfigError(f"parallel has the entries {', '.join(_KEYS)}. Found {unknown}. Take them out.")
-    if _size_of("moe", entries) > 1:
-        raise UnsupportedError(
-            f"Groups of experts are not built yet. Found parallel.moe={entries['moe']!r}. Leave it out: experts are "
-            "then sharded by tensor parallelism, HybridParallelPlugin(tp_size=...)."
-        )
     options: dict[str, Any] = {"pp": _size_of("pipeline", entries), "sp": _size_of("sequence", entries)}
     options |= _tensor_options(entries)
     wanted = _size_of("data", entries) if entries.get("data") is not None else None
     _check_product(options, wanted, world_size)
-    return {**options, "dp_outside": True}
+    experts = _size_of("moe", entries)
+    return {**options, **({"ep": experts} if experts > 1 else {}), "dp_outside": True}
 
 
 def form_own_mode(config: Config, seed: int) -> None:

@@ -12,7 +12,7 @@ _TENSORS = "colossal._src.legacy.tensor"
 
 PATHS: Mapping[str, Mapping[str, str]] = {
     # ---------------------------------------------------------------- start and context
-    "colossal.core": {"colossal.legacy.context": "global_context"},
+    "colossal.core": {"colossal.legacy.context": "global_context", "colossal.legacy.moe": "moe_context=MOE_CONTEXT"},
     "colossal.context": {
         "colossal.cluster": "Config",
         "colossal.errors": "ConfigException=ConfigError",
@@ -26,6 +26,8 @@ PATHS: Mapping[str, Mapping[str, str]] = {
     "colossal.context.process_group_initializer": {_CONTEXT: "ProcessGroupInitializer"},
     "colossal.context.random": {f"{_CONTEXT}.random": "*"},
     "colossal.context.singleton_meta": {_CONTEXT: "SingletonMeta"},
+    "colossal.context.moe_context": {"colossal.legacy.moe": "MOE_CONTEXT"},
+    "colossal.global_variables": {"colossal.legacy.moe": "moe_env=MOE_CONTEXT"},
     "colossal.constants": {_CONTEXT: "INITIALIZER_MAPPING"},
     "colossal.initialize": {
         "colossal": "get_default_parser launch launch_from_openmpi launch_from_slurm launch_from_torch",
@@ -37,7 +39,7 @@ PATHS: Mapping[str, Mapping[str, str]] = {
     "colossal": {"colossal.legacy": "initialize"},
     "colossal.engine": {"colossal.legacy.engine": "*"},
     "colossal.engine.gradient_handler": {
-        "colossal.legacy.engine": "BaseGradientHandler DataParallelGradientHandler "
+        "colossal.legacy.engine": "BaseGradientHandler DataParallelGradientHandler MoeGradientHandler "
         "PipelineSharedModuleGradientHandler SequenceParallelGradientHandler ZeROGradientHandler"
     },
     "colossal.engine.ophooks": {"colossal.legacy.engine": "BaseOpHook"},
@@ -260,7 +262,12 @@ PATHS: Mapping[str, Mapping[str, str]] = {
     "colossal.utils.model.colo_init_context": {"colossal.legacy.tensor": "ColoInitContext"},
     # ---------------------------------------------------------------- layers, models and policies
     "colossal.legacy.nn": {_LAYERS: "*"},
-    "colossal.nn": {_LAYERS: "*", "colossal.nn.optimizer": "*", "colossal.nn.lr_scheduler": "*"},
+    "colossal.nn": {
+        _LAYERS: "*",
+        "colossal.nn.optimizer": "*",
+        "colossal.nn.lr_scheduler": "*",
+        "colossal.legacy.moe": "MoeCrossEntropyLoss MoeLoss",
+    },
     "colossal.nn.init": {"colossal.legacy.nn.init": "*"},
     "colossal.nn.layer": {"colossal.nn": "*", _LAYERS: "*"},
     "colossal.nn.layer.base_layer": {"colossal.nn": "ParallelLayer"},
@@ -268,6 +275,10 @@ PATHS: Mapping[str, Mapping[str, str]] = {
         "colossal.nn": "Classifier Dropout Embedding LayerNorm Linear PatchEmbedding",
         _LAYERS: "partition_batch",
     },
+    "colossal.nn.layer.moe": {"colossal.legacy.moe": "*"},
+    "colossal.moe": {"colossal.legacy.moe": "*"},
+    "colossal.moe.experts": {"colossal.legacy.moe": "MLPExperts"},
+    "colossal.moe.layers": {"colossal.legacy.moe": "SparseMLP"},
     "colossal.nn.layer.parallel_1d": {_LAYERS: "*", "colossal.nn": "Linear1D_Col Linear1D_Row"},
     "colossal.nn.layer.parallel_2d": {_LAYERS: "*"},
     "colossal.nn.layer.parallel_2p5d": {_LAYERS: "*"},
@@ -280,6 +291,7 @@ PATHS: Mapping[str, Mapping[str, str]] = {
     },
     "colossal.legacy.model_zoo.gpt": {"colossal.legacy.model_zoo.gpt": "gpt2_8B=gpt2_8b"},
     "colossal.legacy.model_zoo.gpt.gpt": {"colossal.legacy.model_zoo.gpt": "* gpt2_8B=gpt2_8b"},
+    "colossal.legacy.model_zoo.moe.models": {"colossal.legacy.model_zoo.moe": "*"},
     "colossal.legacy.model_zoo.vit": {"colossal.legacy.model_zoo.vit": "_create_vit_model=create_vit_model"},
     "colossal.legacy.model_zoo.vit.vit": {"colossal.legacy.model_zoo.vit": "* _create_vit_model=create_vit_model"},
     "colossal.shardformer": {
@@ -319,7 +331,11 @@ PATHS: Mapping[str, Mapping[str, str]] = {
     "colossal.testing.random": {"colossal.legacy.utils": "seed_all=set_seed"},
     "colossal.testing.pytest_wrapper": {"colossal.legacy.testing": "run_on_environment_flag"},
     "colossal.testing.utils": {"colossal.legacy.testing": "*"},
-    "colossal.nn.loss": {"colossal.nn": "CrossEntropyLoss VocabParallelCrossEntropyLoss", _LAYERS: "*"},
+    "colossal.nn.loss": {
+        "colossal.nn": "CrossEntropyLoss VocabParallelCrossEntropyLoss",
+        _LAYERS: "*",
+        "colossal.legacy.moe": "MoeCrossEntropyLoss MoeLoss",
+    },
 }
 """The older module, then the module of today and its names."""
 
@@ -327,6 +343,9 @@ WITHOUT_COUNTERPART: Mapping[str, str] = {
     # ---------------------------------------------------------------- pipelines
     "colossal.pipeline.weight_grad_store": "Use colossal.pipeline.WeightGrads, one for each pass.",
     "colossal.communication.ring": "Use colossal.nn.ring_attention, whose messages go around by themselves.",
+    # ---------------------------------------------------------------- experts
+    "colossal.moe._operation": "Use colossal.nn.moe.dispatch and colossal.nn.moe.combine, which send tokens to their "
+    "experts and back; gradients need no scaling.",
     # ---------------------------------------------------------------- kernels and optimizers
     "colossal.kernel.kernel_loader.KernelLoader": "A kernel of a program's own needs no registry: torch.library has "
     "torch.library.custom_op.",

@@ -12,12 +12,14 @@ from colossal._src.legacy.context import (
     sync_states,
     with_seed,
 )
+from colossal._src.legacy.moe import moe_set_seed
 
 __all__ = [
     "add_seed",
     "get_current_mode",
     "get_seeds",
     "get_states",
+    "moe_set_seed",
     "reset_seeds",
     "seed",
     "set_mode",

@@ -4,6 +4,7 @@ from colossal._src.legacy.engine.engine import Engine
 from colossal._src.legacy.engine.gradient_handlers import (
     BaseGradientHandler,
     DataParallelGradientHandler,
+    MoeGradientHandler,
     PipelineSharedModuleGradientHandler,
     SequenceParallelGradientHandler,
     ZeROGradientHandler,
@@ -24,6 +25,7 @@ __all__ = [
     "DataParallelGradientHandler",
     "Engine",
     "InterleavedPipelineSchedule",
+    "MoeGradientHandler",
     "NonPipelineSchedule",
     "PipelineSchedule",
     "PipelineSharedModuleGradientHandler",

@@ -1,17 +1,18 @@
 """What changes gradients between the backward pass and the step, in place of the reduction of the wrapped model."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, cast
 
 import torch
 from torch import nn
 
-from colossal._src.cluster import Axis
+from colossal._src.cluster import current_mesh
 from colossal._src.comm import Channel, group_into_buckets
 from colossal._src.interface import OptimizerWrapper
 from colossal._src.legacy.registry import GRADIENT_HANDLER
 from colossal._src.legacy.utils import is_using_ddp, is_using_sequence
+from colossal._src.tensor import group_by_replicas
 from colossal.accelerator import get_current_device
 from colossal.errors import ConfigError
 
@@ -80,7 +81,37 @@ class DataParallelGradientHandler(BaseGradientHandler):
     def handle_gradient(self) -> None:
         """Average the gradients; a parameter that no pass used has none on any rank."""
         if is_using_ddp():
-            _average(self._model, "dp")
+            _average_replicas(self._model)
+
+
+@GRADIENT_HANDLER.register_module
+class MoeGradientHandler(DataParallelGradientHandler):
+    """Averages the gradients of experts over the ranks that hold the same ones, and all others over dp.
+
+    Without named handlers, the engine does so during the backward pass.
+
+    Args:
+        model: The model of the engine.
+        optimizer: Its optimizer.
+
+    Communication: all_reduce, dp or edp, the gradients' bytes.
+
+    Example:
+        >>> import torch
+        >>> from torch import distributed as dist
+        >>> from colossal.cluster import ParallelMesh
+        >>> from colossal.legacy.engine import MoeGradientHandler
+        >>> from colossal.nn.moe import StackedExperts, shard_experts
+        >>> from colossal.testing import run_threads
+        >>> def program():
+        ...     with ParallelMesh(ep=2) as mesh:  # the tokens of both ranks have come to each expert
+        ...         experts = shard_experts(StackedExperts([torch.nn.Linear(1, 1, bias=False)] * 2), mesh)
+        ...         experts.weight.grad = torch.full((1, 1, 1), float(dist.get_rank()))
+        ...         MoeGradientHandler(experts, torch.optim.SGD(experts.parameters())).handle_gradient()
+        ...         return experts.weight.grad.item()
+        >>> run_threads(program, 2)
+        [0.0, 0.5]
+    """
 
 
 @GRADIENT_HANDLER.register_module
@@ -112,9 +143,9 @@ class SequenceParallelGradientHandler(BaseGradientHandler):
     def handle_gradient(self) -> None:
         """Average the gradients; a parameter that no pass used has none on any rank."""
         if is_using_sequence():
-            _average(self._model, "sp")
+            _average(self._model.parameters(), Channel("sp"))
         if is_using_ddp():
-            _average(self._model, "dp")
+            _average_replicas(self._model)
 
 
 @GRADIENT_HANDLER.register_module
@@ -198,10 +229,15 @@ def check_handlers(handlers: Sequence[Any]) -> list[BaseGradientHandler]:
     return list(handlers)
 
 
-def _average(model: nn.Module, axis: Axis) -> None:
-    """Take the mean over the ranks of an axis of the gradients that there are."""
-    channel = Channel(axis)
-    parameters = [each for each in model.parameters() if each.requires_grad]
+def _average_replicas(model: nn.Module) -> None:
+    """Average gradients over the ranks that compute them of other samples; those of experts come from all of ep."""
+    for replicas, parameters in group_by_replicas(model.parameters(), current_mesh()).items():
+        _average(parameters, replicas.channel(), replicas.num_means)
+
+
+def _average(all_parameters: Iterable[nn.Parameter], channel: Channel, num_means: int | None = None) -> None:
+    """Take the mean over the ranks of an axis, or of a number of losses, of the gradients that there are."""
+    parameters = [each for each in all_parameters if each.requires_grad]
     used = channel.all_reduce(
         torch.tensor([each.grad is not None for each in parameters], dtype=torch.int32, device=get_current_device()),
         "max",
@@ -211,6 +247,6 @@ def _average(model: nn.Module, axis: Axis) -> None:
         if parameter.grad is None:  # another rank has used it
             parameter.grad = torch.zeros_like(parameter)
     for bucket in group_into_buckets([each.grad for each in chosen if each.grad is not None], _BUCKET_BYTES):
-        mean = channel.all_reduce(torch.cat([grad.reshape(-1) for grad in bucket])) / channel.size
+        mean = channel.all_reduce(torch.cat([grad.reshape(-1) for grad in bucket])) / (num_means or channel.size)
         for grad, part in zip(bucket, mean.split([grad.numel() for grad in bucket]), strict=True):
             grad.copy_(part.view_as(grad))

@@ -17,6 +17,7 @@ from colossal._src.legacy.model_zoo.gpt_model import (
     gpt2_xl,
     gpt3,
 )
+from colossal._src.legacy.model_zoo.moe import VanillaFFN, ViTMoE, Widenet
 from colossal._src.legacy.model_zoo.vit import (
     VisionTransformer,
     ViTBlock,
@@ -54,12 +55,15 @@ __all__ = [
     "GPTLMHead",
     "GPTLMLoss",
     "GPTSelfAttention",
+    "VanillaFFN",
     "ViTBlock",
     "ViTEmbedding",
     "ViTHead",
     "ViTMLP",
+    "ViTMoE",
     "ViTSelfAttention",
     "VisionTransformer",
+    "Widenet",
     "create_vit_model",
     "gpt2_8b",
     "gpt2_large",

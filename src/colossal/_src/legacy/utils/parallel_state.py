@@ -8,10 +8,10 @@ from torch import distributed as dist
 from torch import nn
 
 from colossal._src.cluster import Axis, ParallelMesh, current_mesh
-from colossal._src.comm import Channel, all_reduce_over
+from colossal._src.comm import all_reduce_over
 from colossal._src.interface import OptimizerWrapper, Peers
 from colossal._src.legacy.context import global_context
-from colossal._src.tensor import comm_device, local_of, placement_of
+from colossal._src.tensor import broadcast_values, comm_device, local_of, placement_of
 
 
 def _mesh() -> ParallelMesh | None:
@@ -166,7 +166,7 @@ def sync_model_param(model: nn.Module) -> None:
         [0.0, 0.0]
     """
     if is_using_ddp():
-        Channel("dp").broadcast([*model.parameters(), *model.buffers()])
+        broadcast_values([*model.parameters(), *model.buffers()], current_mesh())
 
 
 def clip_grad_norm_fp32(

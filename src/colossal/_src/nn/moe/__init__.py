@@ -1,6 +1,35 @@
 """Mixtures of experts: tokens travel to the ranks whose experts a router chose, and back."""
 
-from colossal._src.nn.moe.dispatch import Dispatched, combine, dispatch
+from colossal._src.nn.moe.dispatch import Dispatched, combine, dispatch, num_experts_of_rank
 from colossal._src.nn.moe.expert_parallel import ExpertParallel, shard_experts
+from colossal._src.nn.moe.experts import FeedForwardExperts, StackedExperts
+from colossal._src.nn.moe.mixture import MixtureOfExperts
+from colossal._src.nn.moe.router import (
+    GaussianNoise,
+    GroupLimit,
+    Router,
+    RouterLosses,
+    UniformNoise,
+    update_expert_biases,
+)
+from colossal._src.nn.moe.routing import Capacity, Routing
 
-__all__ = ["Dispatched", "ExpertParallel", "combine", "dispatch", "shard_experts"]
+__all__ = [
+    "Capacity",
+    "Dispatched",
+    "ExpertParallel",
+    "FeedForwardExperts",
+    "GaussianNoise",
+    "GroupLimit",
+    "MixtureOfExperts",
+    "Router",
+    "RouterLosses",
+    "Routing",
+    "StackedExperts",
+    "UniformNoise",
+    "combine",
+    "dispatch",
+    "num_experts_of_rank",
+    "shard_experts",
+    "update_expert_biases",
+]
