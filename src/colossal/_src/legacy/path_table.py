@@ -294,7 +294,7 @@ PATHS: Mapping[str, Mapping[str, str]] = {
         "GPT2FusedLinearConv=GPT2FusedLinearConv1D "
         "FusedLinear=LinearWithGradAccum LinearWithGradAccum PaddingEmbedding PaddingLMHead LayerNorm=NormOfModule "
         "LayerNorm1D=NormOfModule RMSNorm=NormOfModule FusedLayerNorm=NormOfModule FusedRMSNorm=NormOfModule "
-        "cross_entropy_1d dist_log_prob_1d",
+        "all_to_all_comm cross_entropy_1d dist_log_prob_1d",
     },
     "colossal.shardformer.layer.linear": {
         "colossal.legacy.shardformer": "Linear1D_Col=GroupLinearCol Linear1D_Row=GroupLinearRow LinearWithGradAccum "

@@ -27,6 +27,7 @@ from colossal._src.legacy.shardformer.replicated_layers import (
     PaddingEmbedding,
     PaddingLMHead,
 )
+from colossal._src.legacy.shardformer.sequence_exchange import all_to_all_comm
 
 __all__ = [
     "DropoutForParallelInput",
@@ -48,6 +49,7 @@ __all__ = [
     "Policy",
     "SubModuleReplacementDescription",
     "VocabParallelLMHead1D",
+    "all_to_all_comm",
     "cross_entropy_1d",
     "dist_log_prob_1d",
     "read_policy",

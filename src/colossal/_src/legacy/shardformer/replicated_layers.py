@@ -15,6 +15,8 @@ from colossal.errors import ConfigError, UnsupportedError
 def _take(layer: Any, module: torch.nn.Module) -> Any:
     """Give a layer without memory the parameters of a serial one."""
     for name, parameter in module.named_parameters(recurse=False):
+        if isinstance(parameter, LazyTensor):
+            parameter.materialize()  # in place
         layer.register_parameter(name, parameter)
     return layer.train(module.training)
 
