@@ -1,5 +1,6 @@
 """One file of the older API goes from strategy to strategy, and training goes on as in one process."""
 
+import copy
 import io
 import os
 from collections.abc import Callable
@@ -19,7 +20,7 @@ from colossal.errors import CheckpointError, ConfigError
 from colossal.legacy.utils import load_checkpoint, save_checkpoint
 from colossal.nn.lr_scheduler import CosineAnnealingWarmupLR
 from colossal.nn.optimizer import HybridAdam
-from colossal.testing import WorldError, fake_world, run_processes
+from colossal.testing import WorldError, run_processes
 
 STRATEGIES: dict[str, Callable[[], Plugin | None]] = {
     "data": TorchDDPPlugin,
@@ -205,13 +206,34 @@ def test_a_failed_save_leaves_the_earlier_file_and_nothing_else(tmp_path: Path) 
     assert [each.name for each in tmp_path.iterdir()] == ["model.pt"]
 
 
-def test_refuses_the_module_of_one_stage_whose_names_another_stage_may_have(tmp_path: Path) -> None:
-    with fake_world(2), ParallelMesh(pp=2):
+def load_into_stages(folder: Path) -> None:
+    with ParallelMesh(pp=2) as mesh:
+        stage = mesh.rank("pp")
+        full = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 2))
+        for number, parameter in enumerate(full.parameters()):
+            nn.init.constant_(parameter, number)
+        save_checkpoint(folder / "full.pt", 4, full)
+        part = nn.Sequential(*(layer if at == stage else nn.Identity() for at, layer in enumerate(copy.deepcopy(full))))
+        for parameter in part.parameters():
+            nn.init.zeros_(parameter)
+        assert load_checkpoint(folder / "full.pt", part) == 4
+        for name, parameter in part.named_parameters():
+            assert torch.equal(parameter, full.get_parameter(name)), name
+        with pytest.raises(CheckpointError, match="have the names of the file together"):
+            load_checkpoint(folder / "full.pt", nn.Sequential(nn.Identity(), part[stage]) if stage == 1 else nn.ReLU())
+        own = nn.Linear(2, 2)
+        nn.init.constant_(own.weight, stage)
         with pytest.raises(ConfigError, match="the model of the engine"):
-            save_checkpoint(tmp_path / "stage.pt", 0, nn.Linear(2, 2))
+            save_checkpoint(folder / "stage.pt", 0, own)
         with pytest.raises(ConfigError, match="pp=2"):
-            load_checkpoint(tmp_path / "stage.pt", nn.Linear(2, 2))
-    assert not list(tmp_path.iterdir())
+            load_checkpoint(folder / "full.pt", own, strict=False)
+        with pytest.raises(ConfigError, match="pp=2"):
+            load_checkpoint(folder / "full.pt", part, torch.optim.SGD(part.parameters()))
+
+
+def test_a_full_model_is_loaded_into_the_modules_of_stages_with_its_names(tmp_path: Path) -> None:
+    run_processes(load_into_stages, 2, tmp_path)
+    assert [each.name for each in tmp_path.iterdir()] == ["full.pt"]
 
 
 def save_optimizer_itself(path: Path, pipeline: bool) -> None:

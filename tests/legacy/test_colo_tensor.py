@@ -427,3 +427,18 @@ def test_a_plain_parameter_that_shards_of_one_row_share_gets_the_gradients_of_al
     assert expected.grad is not None
     for grad in run_threads(program, 2):
         torch.testing.assert_close(grad, expected.grad)
+
+
+def test_a_shard_is_compared_with_a_plain_tensor_of_its_shape() -> None:
+    def program() -> None:
+        group = ProcessGroup(tp_degree=2)
+        local = draw(2, 2)
+        sharded = ColoTensor(local.clone(), ColoTensorSpec(group, ShardSpec([0], [2])))
+        full = torch.cat([local, local])
+        assert torch.equal(sharded, local)
+        assert torch.allclose(torch.abs(sharded), local.abs())
+        assert torch.equal(sharded, full)
+        assert not torch.equal(sharded, local + 1)
+        assert not torch.equal(sharded, full + 1)
+
+    run_threads(program, 2)

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import distributed as dist
 from torch import nn
 from transformers import BertConfig, BertForSequenceClassification, GPT2Config, GPT2LMHeadModel
 
@@ -216,8 +217,8 @@ def check_loss(mode: str) -> None:
         assert_close(own.grad, full.grad.chunk(2, 1)[mesh.rank("tp")], "gradient", rtol=1e-6)
         half = layer.cross_entropy_1d(own, LABELS, dtype=torch.bfloat16)
         assert half.detach() != layer.cross_entropy_1d(own, LABELS).detach()
-        with pytest.raises(ConfigError, match="sharded over the tp axis of the mesh in force"):
-            layer.cross_entropy_1d(own, LABELS, process_group=mesh.group("dp"))
+        alone = layer.cross_entropy_1d(full, LABELS, process_group=mesh.group("dp"), mode=mode)
+        assert_close(alone.detach(), expected.detach(), "all classes on a rank", rtol=1e-6)
         with pytest.raises(ConfigError, match="'mean' or 'sum'"):
             layer.cross_entropy_1d(own, LABELS, mode="none")
 
@@ -225,3 +226,13 @@ def check_loss(mode: str) -> None:
 @pytest.mark.parametrize("mode", ["mean", "sum"])
 def test_cross_entropy_1d_equals_one_process(mode) -> None:
     run_threads(check_loss, 2, mode)
+
+
+def test_classes_are_sharded_over_all_ranks_without_a_mesh() -> None:
+    def program() -> torch.Tensor:
+        own = LOGITS.chunk(2, 1)[dist.get_rank()]
+        return layer.dist_log_prob_1d(own, LABELS).squeeze(-1)
+
+    expected = -nn.functional.cross_entropy(LOGITS, LABELS, reduction="none")
+    for found in run_threads(program, 2):
+        assert_close(found, expected, "log-probabilities", rtol=1e-6)

@@ -230,3 +230,49 @@ def test_documented_modules_have_these_names() -> None:
     assert importlib.import_module("colossal.pipeline.pipelinable").PipelinableContext is PipelinableContext
     assert importlib.import_module("colossal.pipeline.utils").partition_balanced is partition_balanced
     assert importlib.import_module("colossal.pipeline").partition_uniform is partition_over_stages
+
+
+class InOrder(nn.Module):
+    """Modules that run in the order in which they are assigned, some of them in a list."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Linear(WIDTH, WIDTH)
+        self.blocks = nn.ModuleList([nn.Linear(WIDTH, WIDTH), nn.Sequential(nn.ReLU(), nn.Linear(WIDTH, WIDTH))])
+        self.head = nn.Linear(WIDTH, 2)
+        self.double()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.embed(x)
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x)
+
+
+def test_a_model_is_partitioned_in_the_order_of_its_modules() -> None:
+    torch.manual_seed(0)
+    context = PipelinableContext(policy="uniform")
+    with context:
+        model = InOrder()
+    context.to_layer_list()
+    assert context.layers_count == 5
+    first = context.partition(1, 2, 0)
+    torch.manual_seed(0)
+    other = PipelinableContext(policy="uniform")
+    with other:
+        _again = InOrder()
+    other.to_layer_list()
+    second = other.partition(1, 2, 1)
+    names = [sorted(name for name, _ in stage.named_parameters()) for stage in (first, second)]
+    assert names[0] == ["blocks.0.bias", "blocks.0.weight", "embed.bias", "embed.weight"]
+    assert names[1] == ["blocks.1.1.bias", "blocks.1.1.weight", "head.bias", "head.weight"]
+    assert isinstance(model, nn.Module)
+
+
+def test_several_models_need_an_order() -> None:
+    context = PipelinableContext()
+    with context:
+        models = InOrder(), Net()
+    with pytest.raises(ConfigError, match=r"Found 2 of them among .*Pass exec_seq"):
+        context.to_layer_list()
+    assert len(models) == 2

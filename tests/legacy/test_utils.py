@@ -408,6 +408,13 @@ def test_the_detector_passes_over_tensors_that_have_no_memory() -> None:
     assert len(alive) == 4
 
 
-def test_refuses_to_offload_what_is_not_saved() -> None:
-    with pytest.raises(UnsupportedError, match="use_reentrant=True"):
-        utils.checkpoint(torch.square, True, torch.ones(1, requires_grad=True), use_reentrant=False)
+@pytest.mark.parametrize("use_reentrant", [True, False])
+@pytest.mark.parametrize("offload", [True, False])
+def test_offloaded_inputs_give_the_same_gradients(offload: bool, use_reentrant: bool) -> None:
+    x, weight = (torch.arange(4.0, requires_grad=True) for _ in range(2))
+    utils.checkpoint(
+        lambda a, b, power: (a * b) ** power, offload, x, weight, 2, use_reentrant=use_reentrant
+    ).sum().backward()
+    expected = 2 * torch.arange(4.0) ** 3
+    assert x.grad is not None and torch.equal(x.grad, expected)  # noqa: PT018
+    assert weight.grad is not None and torch.equal(weight.grad, expected)  # noqa: PT018

@@ -298,10 +298,35 @@ PATHS: Mapping[str, Mapping[str, str]] = {
         "colossal.legacy.shardformer": "ModulePolicyDescription Policy SubModuleReplacementDescription",
     },
     "colossal.shardformer.layer": {
-        "colossal.nn": "Linear1D_Col Linear1D_Row VocabParallelEmbedding1D=VocabParallelEmbedding "
-        "VocabParallelLMHead1D=VocabParallelClassifier",
-        "colossal._src.shardformer": "GPT2FusedLinearConv1D_Col=Conv1DCol GPT2FusedLinearConv1D_Row=Conv1DRow",
-        "colossal.legacy.shardformer": "cross_entropy_1d dist_log_prob_1d",
+        "colossal.nn": "ParallelModule=ParallelLayer",
+        "colossal.legacy.shardformer": "Linear1D_Col=GroupLinearCol Linear1D_Row=GroupLinearRow "
+        "Embedding1D=GroupEmbedding VocabParallelEmbedding1D=GroupVocabEmbedding VocabParallelLMHead1D "
+        "DropoutForParallelInput DropoutForReplicatedInput FusedLinear1D_Col FusedLinear1D_Row "
+        "GPT2FusedLinearConv1D GPT2FusedLinearConv1D_Col GPT2FusedLinearConv1D_Row "
+        "GPT2FusedLinearConv=GPT2FusedLinearConv1D "
+        "FusedLinear=LinearWithGradAccum LinearWithGradAccum PaddingEmbedding PaddingLMHead LayerNorm=NormOfModule "
+        "LayerNorm1D=NormOfModule RMSNorm=NormOfModule FusedLayerNorm=NormOfModule FusedRMSNorm=NormOfModule "
+        "all_to_all_comm cross_entropy_1d dist_log_prob_1d",
+    },
+    "colossal.shardformer.layer.linear": {
+        "colossal.legacy.shardformer": "Linear1D_Col=GroupLinearCol Linear1D_Row=GroupLinearRow LinearWithGradAccum "
+        "PaddingLMHead VocabParallelLMHead1D",
+    },
+    "colossal.shardformer.layer.embedding": {
+        "colossal.legacy.shardformer": "Embedding1D=GroupEmbedding PaddingEmbedding "
+        "VocabParallelEmbedding1D=GroupVocabEmbedding",
+    },
+    "colossal.shardformer.layer.dropout": {
+        "colossal.legacy.shardformer": "DropoutForParallelInput DropoutForReplicatedInput",
+    },
+    "colossal.shardformer.layer.normalization": {
+        "colossal.legacy.shardformer": "LayerNorm=NormOfModule RMSNorm=NormOfModule FusedLayerNorm=NormOfModule "
+        "FusedRMSNorm=NormOfModule",
+    },
+    "colossal.shardformer.layer.parallel_module": {"colossal.nn": "ParallelModule=ParallelLayer"},
+    "colossal.shardformer.layer.qkv_fused_linear": {
+        "colossal.legacy.shardformer": "FusedLinear1D_Col FusedLinear1D_Row FusedLinear=LinearWithGradAccum "
+        "GPT2FusedLinearConv1D GPT2FusedLinearConv1D_Col GPT2FusedLinearConv1D_Row",
     },
     "colossal.shardformer.layer.utils": {
         "colossal._src.legacy.context.randomizer": "Randomizer create_randomizer_with_offset"

@@ -10,10 +10,12 @@ from colossal._src.shardformer.activation_checkpointing import (
 from colossal._src.shardformer.balance_loss import balance_over_ranks
 from colossal._src.shardformer.causal_loss import ParallelCausalLoss
 from colossal._src.shardformer.conv1d import Conv1DCol, Conv1DRow
+from colossal._src.shardformer.fused_norm import fused_norm_of
 from colossal._src.shardformer.head_layers import HeadParallelEmbedding, ReplicatedKVLinear
 from colossal._src.shardformer.model_options import MODEL_OPTIONS, apply_options, choose_options
 from colossal._src.shardformer.plans import FAMILIES, plan_of
 from colossal._src.shardformer.plans.hf_plan import hf_plan
+from colossal._src.shardformer.sequence_tensor_parallel import shard_tokens
 from colossal._src.shardformer.shard_config import MODES_OF_TP, SequenceMode, SequenceParallelConfig, ShardConfig
 from colossal._src.shardformer.shardformer import ShardFormer, check_experts
 from colossal._src.shardformer.styles import STYLES, StyleContext
@@ -42,9 +44,11 @@ __all__ = [
     "check_experts",
     "checkpoint_layers",
     "choose_options",
+    "fused_norm_of",
     "hf_plan",
     "option_matrix",
     "plan_of",
+    "shard_tokens",
     "supported_options",
     "switch_checkpointing",
 ]

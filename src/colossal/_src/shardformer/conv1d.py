@@ -2,12 +2,20 @@
 
 from abc import ABC
 from collections.abc import Sequence
-from typing import Any, final
+from typing import Any
 
 import torch
 
 from colossal._src.cluster import ParallelMesh
-from colossal._src.nn.layer.tp import ColumnParallel, LinearProduct, ParallelLayer, RowParallel, find_mesh, make_layout
+from colossal._src.nn.layer.tp import (
+    ColumnParallel,
+    LinearProduct,
+    ParallelLayer,
+    RowParallel,
+    Unsharded,
+    find_mesh,
+    make_layout,
+)
 
 
 class Conv1DLayer(ParallelLayer, ABC):
@@ -28,19 +36,20 @@ class Conv1DLayer(ParallelLayer, ABC):
     ) -> None:
         super().__init__(find_mesh(mesh, "1d"))
         self.nf, self.nx, self._dtype = nf, nx, dtype
-        self.product = self._kind(self.mesh, nx, nf, split_sizes)
+        kind = Unsharded if self.mesh is None else self._kind
+        self.product: LinearProduct = kind(self.mesh, nx, nf, split_sizes)
         out_axes, in_axes = self.product.weight_axes
         weight = make_layout(self.mesh, (nx, nf), {0: in_axes, 1: out_axes}, {1: self.product.split_sizes})
         self._build({"weight": weight, "bias": self.product.bias}, device)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Apply the layer."""
-        return self.product(x, self.weight.mT, self.bias)
+        return self.product(x, self.weight.mT, self.product.prepare_bias(self.bias))
 
     @classmethod
     def _arguments_of(cls, native: torch.nn.Module) -> dict[str, Any]:
-        layer: Any = native
-        return {"nf": layer.nf, "nx": layer.nx}
+        nx, nf = native.get_parameter("weight").shape
+        return {"nf": nf, "nx": nx}
 
     def _make_native(self, device: torch.device | str | None) -> torch.nn.Module:
         from transformers.pytorch_utils import Conv1D
@@ -49,7 +58,6 @@ class Conv1DLayer(ParallelLayer, ABC):
             return Conv1D(self.nf, self.nx).to(self._dtype)
 
 
-@final
 class Conv1DCol(Conv1DLayer):
     """The column-parallel form: each rank makes some of the features.
 
@@ -59,7 +67,6 @@ class Conv1DCol(Conv1DLayer):
     _kind = ColumnParallel
 
 
-@final
 class Conv1DRow(Conv1DLayer):
     """The row-parallel form: each rank takes some of the features, and the results are summed up.
 

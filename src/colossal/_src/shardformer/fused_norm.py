@@ -110,6 +110,18 @@ def check_fused_norms(model: nn.Module) -> str:
     )
 
 
+def fused_norm_of(norm: nn.Module) -> nn.Module:
+    """Return what computes a norm in one kernel, with its parameters: the norm itself if it does."""
+    if _fits(norm):
+        return _FUSED[type(norm).__name__](norm).train(norm.training)
+    if isinstance(norm, _BY_TORCH) or type(norm).__name__ in _CALLS_TORCH:
+        return norm
+    raise UnsupportedError(
+        f"The norms of torch and {', '.join(_FUSED)} are computed in one kernel. Found {type(norm).__name__}. Leave it "
+        "as it is, or use torch.nn.RMSNorm in the model."
+    )
+
+
 def fuse_norms(model: nn.Module) -> None:
     """Replace the norms of a model that are more than one kernel; parameters stay, and keep their names."""
     for parent in list(model.modules()):

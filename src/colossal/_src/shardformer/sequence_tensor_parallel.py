@@ -141,6 +141,28 @@ def shard_activations(
         _sum_gradients(layer, inside, mesh)
 
 
+def shard_tokens(layer: nn.Module, dim: int = 1, is_ring: bool = False) -> None:
+    """Let one linear layer take some tokens and gather them, or sum its output up and keep some of them.
+
+    Args:
+        layer: A column-parallel or row-parallel layer.
+        dim: The dimension of the tokens.
+        is_ring: Multiply tokens as they come from the other ranks.
+    """
+    product = getattr(layer, "product", None)
+    mesh: Any = getattr(product, "mesh", None)
+    if isinstance(product, ColumnParallel) and is_ring:
+        on_ring = RingInput(mesh)
+        on_ring.watch(layer)
+        product.set_matmul(on_ring)
+    elif isinstance(product, ColumnParallel):
+        product.set_input_transform(lambda x: comm.gather(x, "tp", dim, mesh, partial_grad=True))
+    elif isinstance(product, RowParallel):
+        scatter = partial(_multiply_and_scatter, dim=dim)
+        product.set_matmul(partial(multiply_on_ring if is_ring else scatter, mesh))
+        product.shard_tokens(("tp",))
+
+
 def _divide_products(parent: nn.Module, inside: set[nn.Module], mesh: ParallelMesh, is_ring: bool) -> None:
     """Let the layers in a module gather and scatter tokens; those of attention get all of them already."""
     products = [(child, getattr(child, "product", None)) for child in parent.children()]
@@ -165,8 +187,10 @@ def _divide_products(parent: nn.Module, inside: set[nn.Module], mesh: ParallelMe
         parent.use_sharded_tokens()
 
 
-def _multiply_and_scatter(mesh: ParallelMesh, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    return comm.reduce_scatter(nn.functional.linear(x, weight), "tp", _TOKENS, mesh)
+def _multiply_and_scatter(
+    mesh: ParallelMesh, x: torch.Tensor, weight: torch.Tensor, dim: int = _TOKENS
+) -> torch.Tensor:
+    return comm.reduce_scatter(nn.functional.linear(x, weight), "tp", dim, mesh)
 
 
 def _gather_around(attention: nn.Module, mesh: ParallelMesh) -> None:

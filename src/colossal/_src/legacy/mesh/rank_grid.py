@@ -8,7 +8,7 @@ from typing import Any, Self, cast, final
 import torch
 from torch import distributed as dist
 
-from colossal._src.cluster import AXES, Axis, LinkCost, ParallelMesh, TensorParallelMode
+from colossal._src.cluster import AXES, Axis, LinkCost, ParallelMesh, TensorParallelMode, ambient_mesh
 from colossal.accelerator import Accelerator, get_accelerator
 from colossal.errors import MeshError
 
@@ -120,6 +120,26 @@ class RankGrid:
     def as_mesh(self) -> ParallelMesh:
         """Return it for a function that asks a mesh for nothing else than what it has."""
         return cast("ParallelMesh", cast("Any", self))
+
+
+def grid_of_group(group: dist.ProcessGroup | None = None) -> ParallelMesh:
+    """Return a mesh whose tp axis is a process group; None stands for that of the ambient mesh, or for all ranks."""
+    ambient = ambient_mesh()
+    if group is None and ambient is not None and ambient.size("tp") > 1:
+        return ambient
+    if group is None and not dist.is_initialized():
+        raise MeshError(
+            "A layer is sharded over processes that have found each other. Found no process group. Call "
+            "colossal.launch_from_torch() first."
+        )
+    found = group or dist.group.WORLD
+    assert found is not None
+    ranks = dist.get_process_group_ranks(found)
+    if ambient is not None and list(ambient.ranks("tp")) == ranks:
+        return ambient
+    grid = RankGrid(torch.tensor(ranks, device="cpu"))
+    grid.set_group("tp", found)
+    return grid.as_mesh()
 
 
 def form_group(ranks: Sequence[int], backend: str | None = None) -> dist.ProcessGroup:

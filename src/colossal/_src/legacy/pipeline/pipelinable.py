@@ -1,6 +1,6 @@
 """A model that is built without memory, and partitioned before its values are made."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from itertools import pairwise
 from types import TracebackType
@@ -95,7 +95,8 @@ class PipelinableContext:
 
         Args:
             exec_seq: Names of modules and functions, as `ExecutionSequence` takes them, and ``"SPLIT_NODE"``; may be
-                left out for a `torch.nn.Sequential`.
+                left out for a `torch.nn.Sequential`, and for one model whose modules run in the order in which they are
+                assigned; those of a list or a sequence in it are counted one by one.
 
         Raises:
             ConfigError: There is not one model that has these modules, or a border is between no modules.
@@ -176,13 +177,15 @@ class PipelinableContext:
         return [parent for key, parent in self._parents.items() if key not in self._children]
 
     def _sequential(self) -> nn.Sequential | ExecutionSequence:
-        found = [root for root in self._roots() if is_layer_sequence(root)]
-        if len(found) != 1 or not is_layer_sequence(found[0]):
+        roots = self._roots()
+        found = [root for root in roots if is_layer_sequence(root)] or roots
+        if len(found) != 1:
             raise ConfigError(
-                f"Only a torch.nn.Sequential has an order of its own. Found {len(found)} of them among the models "
-                f"{[type(root).__name__ for root in self._roots()]} that were built. Pass exec_seq."
+                f"One model is partitioned in its own order. Found {len(found)} of them among the models "
+                f"{[type(root).__name__ for root in roots]} that were built. Pass exec_seq."
             )
-        return found[0]
+        (model,) = found
+        return model if is_layer_sequence(model) else ExecutionSequence(model, list(_assigned(model)))
 
     def _find_model(self, names: set[str]) -> nn.Module:
         found = [root for root in self._roots() if names <= {name for name, _ in root.named_modules()}]
@@ -192,6 +195,15 @@ class PipelinableContext:
                 f"{[type(root).__name__ for root in self._roots()]}. Name modules that one model has."
             )
         return found[0]
+
+
+def _assigned(model: nn.Module, prefix: str = "") -> Iterator[str]:
+    """The names of the modules of a model in the order in which they were assigned; lists are opened."""
+    for name, child in model.named_children():
+        if isinstance(child, nn.ModuleList | nn.Sequential):
+            yield from _assigned(child, f"{prefix}{name}.")
+        else:
+            yield prefix + name
 
 
 def _children(sequence: nn.Module) -> list[tuple[str, nn.Module]]:

@@ -286,7 +286,8 @@ class _Reader:
 def _style_of(path: str, row: SubModuleReplacementDescription) -> str:
     """The style of a plan that makes the module a policy names."""
     options = {key: value for key, value in (row.kwargs or {}).items() if value not in (None, False)}
-    style = _STYLES.get(row.target_module)
+    kinds = getattr(row.target_module, "__mro__", ())
+    style = next((_STYLES[kind] for kind in kinds if kind in _STYLES), None)
     if style == "colwise":
         packed = options.pop("n_fused", None)
         if sizes := options.pop("split_sizes", None):

@@ -9,7 +9,7 @@ from torch import distributed as dist
 from torch import nn
 
 from colossal._src.legacy.mesh import DeviceMesh
-from colossal._src.tensor import Layout, layout_difference, relayout, set_data, shard
+from colossal._src.tensor import Layout, full_tensor_of, layout_difference, placement_of, relayout, set_data, shard
 from colossal.errors import PlanError, UnsupportedError
 
 _ATTR = "dist_layout"
@@ -277,7 +277,7 @@ def redistribute(dtensor: torch.Tensor, device_mesh: DeviceMesh, sharding_spec: 
 
 
 def to_global(dtensor: torch.Tensor) -> torch.Tensor:
-    """Gather the full tensor on all ranks; gradients flow back to the shards.
+    """Gather the full tensor on all ranks; gradients flow back to the shards, but for those of a sharded layer.
 
     Args:
         dtensor: The local tensor.
@@ -301,6 +301,8 @@ def to_global(dtensor: torch.Tensor) -> torch.Tensor:
         >>> run_threads(program, 2)
         [[0.0, 1.0, 2.0, 3.0], [0.0, 1.0, 2.0, 3.0]]
     """
+    if not has_layout(dtensor) and _is_shard_of_layer(dtensor):
+        return full_tensor_of(dtensor)
     source = get_layout(dtensor)
     target = DTensorLayout(source.device_mesh, ShardingSpec(len(source.global_shape)), source.global_shape)
     return relayout(dtensor, source.layout, target.layout, source.device_mesh.grid.as_mesh()).clone()
@@ -334,13 +336,13 @@ def sharded_tensor_to_param(dtensor: torch.Tensor, requires_grad: bool = True) -
 
 
 def is_distributed_tensor(tensor: torch.Tensor) -> bool:
-    """Return whether a tensor knows a layout.
+    """Return whether a tensor knows a layout, or is a shard of a parameter of a sharded layer.
 
     Args:
         tensor: Any tensor.
 
     Returns:
-        True if it does.
+        True if it is either.
 
     Example:
         >>> import torch
@@ -353,7 +355,18 @@ def is_distributed_tensor(tensor: torch.Tensor) -> bool:
         ...     print(is_distributed_tensor(tensor), is_distributed_tensor(torch.ones(2)))
         True False
     """
+    return has_layout(tensor) or _is_shard_of_layer(tensor)
+
+
+def has_layout(tensor: torch.Tensor) -> bool:
+    """Whether a tensor knows a layout on a `DeviceMesh`."""
     return hasattr(tensor, _ATTR)
+
+
+def _is_shard_of_layer(tensor: torch.Tensor) -> bool:
+    """Whether it is the shard of a parameter that a sharding specification describes: one without packed blocks."""
+    layout = placement_of(tensor).layout if placement_of(tensor).is_sharded else None
+    return layout is not None and all(len(lengths) == 1 for lengths in layout.groups)
 
 
 def get_layout(dtensor: torch.Tensor) -> DTensorLayout:
@@ -379,7 +392,7 @@ def get_layout(dtensor: torch.Tensor) -> DTensorLayout:
         ...     print(get_layout(tensor))
         Layout([S0, R], (4, 3))
     """
-    if not is_distributed_tensor(dtensor):
+    if not has_layout(dtensor):
         raise PlanError(
             f"A distributed tensor knows its layout. Found a plain one of {tuple(dtensor.shape)}. Make it with "
             "distribute_tensor, or call init_as_dtensor."
@@ -410,6 +423,8 @@ def get_global_shape(dtensor: torch.Tensor) -> torch.Size:
         ...     print(get_global_shape(tensor))
         torch.Size([4, 3])
     """
+    if not has_layout(dtensor) and _is_shard_of_layer(dtensor):
+        return torch.Size(placement_of(dtensor).shape)
     return get_layout(dtensor).global_shape
 
 

@@ -322,6 +322,14 @@ def in_place(call: OperatorCall) -> Any:
     return tensor
 
 
+def compare(call: OperatorCall, *_args: Any, **_kwargs: Any) -> Any:
+    """Compare the shard with a plain tensor that has its shape; anything else as full tensors."""
+    if call.sharded is None or not _all_local(call, call.sharded):
+        return NotImplemented
+    args, kwargs = call.map_args(call.local)
+    return call.run(call.func, *args, **kwargs)
+
+
 def gathered(call: OperatorCall) -> Any:
     """Run an operation on full tensors, see [Note: what is not listed]."""
     sharding = call.sharded
@@ -340,6 +348,10 @@ RULES: dict[Any, _Rule] = {
     torch.Tensor.__matmul__: matmul,
     functional.embedding: embedding,
     functional.cross_entropy: cross_entropy,
+    torch.equal: compare,
+    torch.allclose: compare,
+    torch.Tensor.equal: compare,
+    torch.Tensor.allclose: compare,
     torch.Tensor.view: view,
     torch.Tensor.reshape: view,
     torch.reshape: view,

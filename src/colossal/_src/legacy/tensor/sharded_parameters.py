@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from colossal._src.legacy.notice import superseded
-from colossal._src.legacy.tensor.d_tensor import copy_layout, is_distributed_tensor, to_global
+from colossal._src.legacy.tensor.d_tensor import copy_layout, has_layout, to_global
 from colossal._src.tensor import full_tensor_of, placement_of
 from colossal.errors import ShapeError
 
@@ -42,7 +42,7 @@ def gather_distributed_param(param: torch.Tensor, keep_vars: bool = False) -> to
         >>> gather_distributed_param(torch.nn.Parameter(torch.ones(2)))
         tensor([1., 1.])
     """
-    if is_distributed_tensor(param):
+    if has_layout(param):
         full = to_global(param)
         return full if keep_vars else full.detach()
     if placement_of(param).is_sharded:
@@ -172,6 +172,6 @@ def _mark(tensor: torch.Tensor, dim: int, length: int) -> torch.Tensor:
 
 def _with_layout_of(tensor: torch.Tensor, changed: torch.Tensor) -> torch.Tensor:
     """Let what was made of the local values of a tensor have its layout."""
-    if is_distributed_tensor(tensor):
+    if has_layout(tensor):
         return copy_layout(tensor, changed)
     return changed

@@ -1,15 +1,15 @@
 """Activation checkpointing, with the inputs in host memory if asked for."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import Any
 
+import torch
 from torch.autograd.graph import save_on_cpu
 from torch.utils import checkpoint as torch_checkpoint
 
 from colossal._src.legacy.context.seeds import get_states, set_seed_states
 from colossal.accelerator import get_accelerator
-from colossal.errors import UnsupportedError
 
 
 def checkpoint(function: Callable[..., Any], activation_offload: bool, *args: Any, use_reentrant: bool = True) -> Any:
@@ -26,9 +26,6 @@ def checkpoint(function: Callable[..., Any], activation_offload: bool, *args: An
     Returns:
         What the function returns.
 
-    Raises:
-        UnsupportedError: `activation_offload` without `use_reentrant`, which keeps the inputs where they are.
-
     Source: Chen et al., "Training Deep Nets with Sublinear Memory Cost", 2016, https://arxiv.org/abs/1604.06174.
 
     Example:
@@ -40,13 +37,23 @@ def checkpoint(function: Callable[..., Any], activation_offload: bool, *args: An
         tensor([4.])
     """
     if activation_offload and not use_reentrant:
-        raise UnsupportedError(
-            "Inputs are moved to host memory where autograd saves them. Found activation_offload=True with "
-            "use_reentrant=False, under which it does not save them. Pass use_reentrant=True."
-        )
+        # Autograd does not save these inputs, the graph holds them: so it holds copies in host memory.
+        devices = [each.device if isinstance(each, torch.Tensor) else None for each in args]
+        args = tuple(each.cpu() if isinstance(each, torch.Tensor) else each for each in args)
+        return torch_checkpoint.checkpoint(_with_seeds(_from_host(function, devices)), *args, use_reentrant=False)
     context = save_on_cpu(pin_memory=not get_accelerator().is_cpu) if activation_offload else nullcontext()
     with context:
         return torch_checkpoint.checkpoint(_with_seeds(function), *args, use_reentrant=use_reentrant)
+
+
+def _from_host(function: Callable[..., Any], devices: Sequence[torch.device | None]) -> Callable[..., Any]:
+    """Let a function take its inputs from host memory."""
+
+    def call(*args: Any) -> Any:
+        pairs = zip(args, devices, strict=True)
+        return function(*(each if device is None else each.to(device) for each, device in pairs))
+
+    return call
 
 
 def _with_seeds(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -23,7 +23,7 @@ from colossal._src.checkpoint_io import (
     write_torch,
 )
 from colossal._src.cluster import current_mesh
-from colossal._src.comm import gather_objects
+from colossal._src.comm import equal_on_all_ranks, gather_objects, int64_digest
 from colossal._src.interface import OptimizerWrapper, full_spec_of, unwrap_model
 from colossal._src.legacy.notice import superseded
 from colossal._src.legacy.utils.parallel_state import axis_size
@@ -99,7 +99,8 @@ def load_checkpoint(
 
     Args:
         file: Path of the file.
-        model: The model, boosted or not, or that of an engine.
+        model: The model, boosted or not, or that of an engine; without an optimizer also the module of one stage, whose
+            parameters have the names of the full model.
         optimizer: Its optimizer, boosted or not, or that of an engine.
         lr_scheduler: Its schedule.
         strict: Names in the file and in the model must be the same.
@@ -123,12 +124,17 @@ def load_checkpoint(
         (3, True)
     """
     superseded("colossal.utils.load_checkpoint", "booster.load(checkpoint, model, optimizer, lr_scheduler)")
-    _refuse_unnamed_stage(model)
+    stage_names = _names_of_stages(model, strict=strict)
+    if stage_names is not None and optimizer is not None:
+        raise _unnamed_stage(model)
     writers = _writers()
     wanted = ["epoch", "model"]
     wanted += ["optimizer"] * (optimizer is not None) + ["lr_scheduler"] * (lr_scheduler is not None)
     content = writers.read(partial(_read, Path(file), wanted))
     named = None if optimizer is None else _named(model, optimizer)
+    if stage_names is not None and strict:
+        _check_names(stage_names, set(content["model"]), file)
+    strict = strict and stage_names is None
     CheckpointIO(writers, member="model").load_model(model, file, strict=strict)
     if named is not None:
         CheckpointIO(writers, member="optimizer").load_optimizer(named, file)
@@ -169,11 +175,46 @@ def gather_pipeline_parallel_state_dict(state_dict: Mapping[str, Any]) -> dict[s
 def _refuse_unnamed_stage(model: nn.Module) -> None:
     """Refuse the module of one stage: those of two stages may have the same names, and one would be lost."""
     if axis_size("pp") > 1 and full_spec_of(unwrap_model(model)) is None:
-        raise ConfigError(
-            "A checkpoint of a pipeline has the names of the full model. Found a mesh with pp="
-            f"{axis_size('pp')}, and a {type(model).__name__} that is the module of one stage, or not boosted yet. "
-            "Pass the model of the engine, or the one that Booster.boost returned."
+        groups = [current_mesh().group("pp")]
+        names = gather_objects(list(model.state_dict()), groups)
+        if any(each != names[0] for each in names) or not all(equal_on_all_ranks(_digests(model), groups)):
+            raise _unnamed_stage(model)
+
+
+def _digests(model: nn.Module) -> list[int]:
+    """Of what a model has: the same full model may be on all stages."""
+    return [int64_digest(name, value) for name, value in model.state_dict().items() if isinstance(value, torch.Tensor)]
+
+
+def _names_of_stages(model: nn.Module, *, strict: bool) -> set[str] | None:
+    """The names of all stages, of which this module is one; None for a full model, or one that knows its names."""
+    if axis_size("pp") == 1 or full_spec_of(unwrap_model(model)) is not None:
+        return None
+    stages = gather_objects(list(model.state_dict()), [current_mesh().group("pp")])
+    if strict and all(each == stages[0] for each in stages):
+        return None
+    names = {name for stage in stages for name in stage}
+    if len(names) < sum(map(len, stages)):
+        raise _unnamed_stage(model)
+    return names
+
+
+def _check_names(names: set[str], saved: set[str], file: str | Path) -> None:
+    """Refuse a file whose names are not those of all stages together."""
+    if names != saved:
+        raise CheckpointError(
+            f"The stages of a pipeline have the names of the file together. Found {file} without "
+            f"{sorted(names - saved)}, and with {sorted(saved - names)} in addition. Pass strict=False to load what "
+            "both have."
         )
+
+
+def _unnamed_stage(model: nn.Module) -> ConfigError:
+    return ConfigError(
+        "A checkpoint of a pipeline has the names of the full model. Found a mesh with pp="
+        f"{axis_size('pp')}, and a {type(model).__name__} that is the module of one stage, or not boosted yet. "
+        "Pass the model of the engine, or the one that Booster.boost returned."
+    )
 
 
 def _make_folder(parts: Path, *, is_first_rank: bool) -> None:

@@ -3,7 +3,7 @@
 from abc import ABC
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, final
+from typing import Any
 
 import torch
 
@@ -178,7 +178,6 @@ class Linear(LinearLayer):
         )
 
 
-@final
 class Linear1D_Col(LinearLayer):  # noqa: N801 (the documented name)
     """A column-parallel layer: each rank of a 1D tp axis has some rows of the weight and makes some of the features.
 
@@ -245,7 +244,6 @@ class Linear1D_Col(LinearLayer):  # noqa: N801 (the documented name)
         )
 
 
-@final
 class Linear1D_Row(LinearLayer):  # noqa: N801 (the documented name)
     """A row-parallel layer: each rank of a 1D tp axis has some columns of the weight, and takes some of the features.
 

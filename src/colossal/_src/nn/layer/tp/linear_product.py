@@ -77,6 +77,10 @@ class LinearProduct(ABC):
         """Prepare the bias for being added by this rank, to its local tokens."""
         return sum_grad_over(bias, self._token_axes, self.mesh) if self._token_axes else bias
 
+    def shard_tokens(self, axes: tuple[Axis, ...]) -> None:
+        """Sum the gradient of the bias over axes whose ranks have different tokens of the output."""
+        self._token_axes = axes
+
     def output_bias(self, bias: torch.Tensor) -> torch.Tensor:
         """Convert a prepared bias to the features of this rank's output."""
         return bias
@@ -136,7 +140,8 @@ class ColumnParallel(LinearProduct):
         """See `LinearProduct`."""
         assert self.mesh is not None
         if self.matmul is not None:
-            return self.matmul(x, weight, bias)
+            y = self.matmul(x, weight, bias)
+            return self._gather_features(y) if self._gathers_output else y
         if x.shape[-1] != self.in_features:
             self._check_features(x, self.in_features, local_length(self.in_features, ("tp",), self.mesh))
         if x.shape[-1] == self.in_features:
