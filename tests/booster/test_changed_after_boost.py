@@ -4,6 +4,7 @@
 from collections.abc import Callable
 from functools import partial
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -62,6 +63,47 @@ def test_modules_and_parameters_that_are_replaced_are_refused(kinds: list[str]) 
         else:
             assert message.startswith("ConfigError"), (plugin, kind, message)
             assert "before boost" in message or "find_unused_parameters" in message, (plugin, kind, message)
+
+
+class Sliced(nn.Module):
+    """Makes a list of modules in each forward pass, as models of transformers do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(6, 6).double() for _ in range(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers[:2]:
+            x = torch.tanh(layer(x))
+        return x
+
+
+def count_walks(plugin: str) -> tuple[int, str]:
+    """Count how often steps look at all modules; then give one of the layers another parameter."""
+    model: Any = Sliced()
+    booster = Booster(device="cpu", plugin=PLUGINS[plugin]())
+    boosted, optimizer, *_ = booster.boost(model, torch.optim.SGD([*model.layers[:2].parameters()], lr=0.1))
+
+    def step() -> None:
+        booster.backward(boosted(DATA[0]).square().mean(), optimizer)
+        optimizer.step()
+        optimizer.zero_grad()
+
+    step()
+    with mock.patch.object(nn.Module, "named_modules", autospec=True, side_effect=nn.Module.named_modules) as walk:
+        step()
+    model.layers[1].bias = nn.Parameter(torch.ones(6, dtype=torch.float64))
+    try:
+        step()
+    except ColossalError as error:
+        return walk.call_count, str(error)
+    return walk.call_count, ""
+
+
+def test_lists_of_modules_that_passes_make_are_no_change() -> None:
+    for num_walks, message in run_processes(count_walks, 2, "ZeRO-1"):
+        assert num_walks == 0
+        assert "Found gradients of 1 others, such as layers.1.bias" in message
 
 
 def optimize_afterwards(plugin: str) -> str:

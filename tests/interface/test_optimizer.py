@@ -309,3 +309,41 @@ def test_an_optimizer_is_shown_with_its_hyperparameters() -> None:
     shown = repr(OptimizerWrapper(torch.optim.SGD([torch.nn.Parameter(torch.ones(2))], lr=0.25)))
     assert shown.startswith("OptimizerWrapper(SGD (")
     assert "lr: 0.25" in shown
+
+
+class CountsCalls(torch.optim.SGD):
+    num_calls = 0
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        self.num_calls += 1
+        super().zero_grad(set_to_none)
+
+
+def test_gradients_are_discarded_by_a_method_of_the_optimizer_if_it_has_one() -> None:
+    weight = torch.nn.Parameter(torch.ones(3))
+    inner = CountsCalls([weight], lr=1.0)
+    optimizer = OptimizerWrapper(inner)
+    for number, set_to_none in enumerate([True, False], start=1):
+        optimizer.backward(weight.sum())
+        optimizer.zero_grad(set_to_none)
+        assert inner.num_calls == number
+        assert weight.grad is None if set_to_none else weight.grad is not None and not weight.grad.any()
+
+
+@pytest.mark.parametrize("set_to_none", [True, False])
+def test_gradients_are_freed_or_filled_with_zeros(set_to_none: bool) -> None:
+    weight = torch.nn.Parameter(torch.ones(3))
+    optimizer = OptimizerWrapper(torch.optim.SGD([weight], lr=1.0))
+    optimizer.backward(weight.sum())
+    optimizer.zero_grad(set_to_none)
+    assert weight.grad is None if set_to_none else weight.grad is not None and not weight.grad.any()
+
+
+def test_a_profiler_sees_that_gradients_are_discarded() -> None:
+    weight = torch.nn.Parameter(torch.ones(3))
+    optimizer = OptimizerWrapper(torch.optim.SGD([weight], lr=1.0))
+    optimizer.backward(weight.sum())
+    with torch.profiler.profile() as profile:
+        optimizer.zero_grad()
+    assert weight.grad is None
+    assert "Optimizer.zero_grad#SGD.zero_grad" in [event.key for event in profile.key_averages()]

@@ -1,7 +1,8 @@
 """Parameters that came into a model after it was boosted."""
 
 from functools import cache
-from weakref import ref
+from typing import ClassVar
+from weakref import WeakSet, ref
 
 from torch import nn
 from torch.nn.modules.module import (
@@ -14,15 +15,20 @@ from colossal.errors import ConfigError
 
 
 class _Registrations:
-    """Counts what modules have been given, so that steps need not look at all parameters of a model."""
+    """Counts what modules of boosted models have been given, so that steps need not look at all parameters of a model.
+
+    Not what others have: models of transformers build a list of modules in each forward pass.
+    """
 
     number = 0
+    modules: ClassVar[WeakSet[nn.Module]] = WeakSet()
 
 
 @cache
 def _watch() -> None:
-    def note(*_registered: object) -> None:
-        _Registrations.number += 1
+    def note(module: nn.Module, *_registered: object) -> None:
+        if module in _Registrations.modules:
+            _Registrations.number += 1
 
     register_module_module_registration_hook(note)
     register_module_parameter_registration_hook(note)
@@ -48,6 +54,7 @@ def refuse_new_parameters(model: ModelWrapper, optimizer: OptimizerWrapper) -> N
             _refuse(others, wrapped)
         else:
             seen = _Registrations.number
+            _Registrations.modules.update(wrapper.modules())
 
     optimizer.register_step_check(check)
 

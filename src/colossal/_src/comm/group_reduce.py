@@ -2,7 +2,7 @@
 """Totals over process groups instead of axes: for tensors that know their groups, such as shards."""
 
 from collections.abc import Iterable, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 from torch import distributed as dist
@@ -37,7 +37,8 @@ def equal_on_all_ranks(numbers: Sequence[int], groups: Iterable[dist.ProcessGrou
     with uncounted():
         # The largest ~x is ~ of the smallest x, so one all-reduce finds both; unlike -x, ~x never overflows.
         largest, smallest = all_reduce_over(torch.stack([own, ~own]), groups, "max")
-    return [bool(each) for each in largest == ~smallest]
+    equal = largest == ~smallest
+    return cast("list[bool]", equal.tolist())  # one read of the host, however many numbers there are
 
 
 def equal_text_on_all_ranks(text: str, groups: Iterable[dist.ProcessGroup]) -> bool:
