@@ -199,7 +199,9 @@ def combine(outputs: torch.Tensor, weights: torch.Tensor, dispatched: Dispatched
     rows = outputs if dispatched.arrived is None else dispatched.arrived.restore(outputs)
     rows = comm.exchange_rows(rows, EXPERTS, dispatched.receive, dispatched.send, dispatched.mesh)
     of_tokens = replace(dispatched.sent, num_copies=1).restore(rows).view(*weights.shape, outputs.shape[-1])
-    return (of_tokens * weights.unsqueeze(-1)).sum(1).to(outputs.dtype)
+    dtype = torch.promote_types(of_tokens.dtype, weights.dtype)
+    # a product of matrices for each token, which keeps no weighted rows
+    return torch.einsum("tk,tkd->td", weights.to(dtype), of_tokens.to(dtype)).to(outputs.dtype)
 
 
 def _count_rows(keys: torch.Tensor, num_experts: int) -> torch.Tensor:
