@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from colossal._src.nn.moe import ExpertParallel
 from colossal.cluster import ParallelMesh
-from colossal.comm import CommCounter
+from colossal.comm import Channel, CommCounter
 from colossal.errors import PlanError
 from colossal.nn.moe import combine, dispatch, shard_experts
 from colossal.testing import fake_world, run_processes, run_threads
@@ -152,6 +152,31 @@ def test_unknown_experts_are_refused(number: int) -> None:
 def test_experts_that_do_not_divide_are_refused() -> None:
     with fake_world(3), pytest.raises(PlanError, match=r"Found 4 experts and .*ep=3.* Pass one of 1, 2, 4 as ep"):
         shard_experts(Experts(), ParallelMesh(ep=3))
+
+
+def test_more_ranks_than_experts_are_refused() -> None:
+    message = (
+        r"one or more experts. Found 4 experts and .*ep=8.* Pass ep=4, so that .* copies .* tp_size without ep_size"
+    )
+    with fake_world(8), pytest.raises(PlanError, match=message):
+        shard_experts(Experts(), ParallelMesh(ep=8))
+
+
+def run_copies() -> dict[str, torch.Tensor]:
+    """What more ranks than experts are for: with copies of experts, each for the tokens of some ranks."""
+    with ParallelMesh(ep=NUM_EXPERTS) as mesh:
+        own = routing((3,) * mesh.world_size, CHOICES["all experts"])
+        found = run(shard_experts(Experts(), mesh), [list(own)[mesh.global_rank]])
+        return found | {"table": Channel("edp", mesh).all_reduce(found["table"])}
+
+
+@pytest.mark.slow
+def test_ranks_that_have_copies_of_an_expert() -> None:
+    expected = run(Experts(), list(routing((3,) * 8, CHOICES["all experts"])))
+    found = run_processes(run_copies, 8)
+    for name in ("result", "tokens", "weights"):
+        assert_equal(torch.cat([rank[name] for rank in found]), expected[name], name)
+    assert_equal(torch.cat([rank["table"] for rank in found[:NUM_EXPERTS]]), expected["table"], "table")
 
 
 def test_experts_that_are_stored_otherwise_are_refused() -> None:

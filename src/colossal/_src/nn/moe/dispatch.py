@@ -199,7 +199,9 @@ def combine(outputs: torch.Tensor, weights: torch.Tensor, dispatched: Dispatched
     rows = outputs if dispatched.arrived is None else dispatched.arrived.restore(outputs)
     rows = comm.exchange_rows(rows, EXPERTS, dispatched.receive, dispatched.send, dispatched.mesh)
     of_tokens = replace(dispatched.sent, num_copies=1).restore(rows).view(*weights.shape, outputs.shape[-1])
-    return (of_tokens * weights.unsqueeze(-1)).sum(1).to(outputs.dtype)
+    dtype = torch.promote_types(of_tokens.dtype, weights.dtype)
+    # a product of matrices for each token, which keeps no weighted rows
+    return torch.einsum("tk,tkd->td", weights.to(dtype), of_tokens.to(dtype)).to(outputs.dtype)
 
 
 def _count_rows(keys: torch.Tensor, num_experts: int) -> torch.Tensor:
@@ -214,6 +216,13 @@ def _count_rows(keys: torch.Tensor, num_experts: int) -> torch.Tensor:
 def num_experts_of_rank(num_experts: int, mesh: ParallelMesh) -> int:
     """Divide the experts by the ranks of the ep axis."""
     size = mesh.size(EXPERTS)
+    if size > num_experts:
+        # Ranks of one expert would divide its tokens or its features: copies on the edp axis, and tp, do just that.
+        raise PlanError(
+            f"A rank of the ep axis has one or more experts. Found {num_experts} experts and {mesh}. Pass "
+            f"ep={num_experts}, so that ranks have copies of an expert, each for the tokens of some ranks; or use "
+            "tp_size without ep_size, which shards the features of every expert."
+        )
     if num_experts % size:
         fitting = ", ".join(str(each) for each in range(1, num_experts + 1) if num_experts % each == 0)
         raise PlanError(
