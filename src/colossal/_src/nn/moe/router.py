@@ -75,6 +75,9 @@ class RouterLosses:
             mean over these), or those of all ranks of the dp axis.
         z_weight: The weight of the z-loss, which keeps scores small.
 
+    Raises:
+        ConfigError: `aux_over` is something else.
+
     Source: Fedus et al., "Switch Transformers", 2021, https://arxiv.org/abs/2101.03961; Zoph et al., "ST-MoE", 2022,
     https://arxiv.org/abs/2202.08906.
 
@@ -182,6 +185,11 @@ class Router(nn.Module):
         device: Where the weights are made.
         dtype: Their dtype.
 
+    Attributes:
+        weight: The weights of the scores, of shape (E, D).
+        bias_steps: The biases in units of `bias_rate`, of shape (E,): integers, which no cast to half precision rounds.
+            None without biases.
+
     Raises:
         ConfigError: K is not between 1 and E, groups do not divide experts, or have too few, or `scores` is unknown.
 
@@ -203,7 +211,6 @@ class Router(nn.Module):
     """
 
     bias_steps: torch.Tensor | None
-    """The biases of experts in units of `bias_rate`, as integers, which no cast to half precision rounds."""
 
     def __init__(
         self,
