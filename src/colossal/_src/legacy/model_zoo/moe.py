@@ -22,6 +22,11 @@ class VanillaFFN(nn.Module):
         d_ff: The width between the layers.
         drop_rate: The probability of dropout.
 
+    Attributes:
+        dense1: The first layer.
+        dense2: The second.
+        dropout: Applied after each.
+
     Example:
         >>> import torch
         >>> from colossal.legacy.model_zoo.moe import VanillaFFN

@@ -19,11 +19,11 @@ class MoeContext:
 
     Example:
         >>> import torch
-        >>> from colossal.legacy.moe import MOE_CONTEXT
-        >>> MOE_CONTEXT.reset_loss()
-        >>> MOE_CONTEXT.add_loss(torch.tensor(1.5))
-        >>> MOE_CONTEXT.add_loss(torch.tensor(1.0))
-        >>> float(MOE_CONTEXT.get_loss()), MOE_CONTEXT.model_parallel_size
+        >>> from colossal.legacy.moe import MoeContext
+        >>> context = MoeContext()
+        >>> context.add_loss(torch.tensor(1.5))
+        >>> context.add_loss(torch.tensor(1.0))
+        >>> float(context.get_loss()), context.model_parallel_size
         (2.5, 1)
     """
 

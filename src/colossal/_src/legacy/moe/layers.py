@@ -95,6 +95,9 @@ class MoeLayer(nn.Module):
         experts: What `Experts` or `FFNExperts` returned; several layers may share them.
         returns_loss: Return the auxiliary loss next to the output, and leave the context alone.
 
+    Attributes:
+        moe: The router of the layer and its experts.
+
     Communication: all_to_all, ep, as of `colossal.nn.moe.dispatch` and `colossal.nn.moe.combine`.
 
     Example:
@@ -148,8 +151,15 @@ class MoeModule(nn.Module):
         expert_cls: The class of an expert, where there is no `expert_instance`.
         **expert_args: Its arguments.
 
+    Attributes:
+        moe_layer: The layer of experts.
+        residual: The dense module; None without one.
+        residual_mix: What weighs both.
+
     Raises:
         ConfigError: There are no experts, or the noise is unknown.
+
+    Communication: all_to_all, ep, as of `colossal.nn.moe.dispatch` and `colossal.nn.moe.combine`.
 
     Source: Rajbhandari et al., "DeepSpeed-MoE", 2022, https://arxiv.org/abs/2201.05596, for the dense module.
 

@@ -82,6 +82,8 @@ class TopKRouter:
 
         Returns:
             The router.
+
+        Communication: with noise or random selection, broadcast, tp, 5 KB of the state of the random numbers.
         """
         router = Router(
             dim_model,
@@ -111,6 +113,7 @@ class Top1Router(TopKRouter):
         select_policy: Keep the first tokens of those that are too many, or random ones.
         noisy_func: What changes logits in training.
         drop_tks: Whether tokens are dropped in evaluation too.
+        top_k: The number of experts of a token.
 
     Example:
         >>> from colossal.legacy.moe import Top1Router
@@ -130,6 +133,7 @@ class Top2Router(TopKRouter):
         select_policy: Keep the first tokens of those that are too many, or random ones.
         noisy_func: What changes logits in training.
         drop_tks: Whether tokens are dropped in evaluation too.
+        top_k: The number of experts of a token.
 
     Example:
         >>> from colossal.legacy.moe import NormalNoiseGenerator, Top2Router

@@ -84,9 +84,15 @@ class SparseMLP(nn.Module):
         enable_comm_overlap: Accepted.
         enable_hierarchical_comm: Accepted.
 
+    Attributes:
+        moe: The router and the experts.
+        has_loss: Whether there is an auxiliary loss.
+
     Raises:
         ConfigError: The noise or the activation is unknown.
         UnsupportedError: Experts should move between ranks, by `enable_load_balance`.
+
+    Communication: all_to_all, ep, as of `colossal.nn.moe.dispatch` and `colossal.nn.moe.combine`.
 
     Example:
         >>> import torch

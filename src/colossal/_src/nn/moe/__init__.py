@@ -4,14 +4,8 @@ from colossal._src.nn.moe.dispatch import Dispatched, combine, dispatch, num_exp
 from colossal._src.nn.moe.expert_parallel import ExpertParallel, shard_experts
 from colossal._src.nn.moe.experts import FeedForwardExperts, StackedExperts
 from colossal._src.nn.moe.mixture import MixtureOfExperts
-from colossal._src.nn.moe.router import (
-    GaussianNoise,
-    GroupLimit,
-    Router,
-    RouterLosses,
-    UniformNoise,
-    update_expert_biases,
-)
+from colossal._src.nn.moe.noise import GaussianNoise, UniformNoise
+from colossal._src.nn.moe.router import GroupLimit, Router, RouterLosses, update_expert_biases
 from colossal._src.nn.moe.routing import Capacity, Routing
 
 __all__ = [

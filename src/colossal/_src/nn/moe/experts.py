@@ -31,6 +31,9 @@ class StackedExperts(nn.Module):
         experts: Modules with equal parameters but for their values, and without buffers. They take rows of shape (N, D)
             and return as many.
 
+    Attributes:
+        num_experts: The number of experts that this rank has.
+
     Raises:
         PlanError: There are none, they differ, or have buffers.
 

@@ -75,6 +75,9 @@ class RouterLosses:
             mean over these), or those of all ranks of the dp axis.
         z_weight: The weight of the z-loss, which keeps scores small.
 
+    Raises:
+        ConfigError: `aux_over` is something else.
+
     Source: Fedus et al., "Switch Transformers", 2021, https://arxiv.org/abs/2101.03961; Zoph et al., "ST-MoE", 2022,
     https://arxiv.org/abs/2202.08906.
 
@@ -96,66 +99,6 @@ class RouterLosses:
                 f"The auxiliary loss is taken over a 'batch', each 'sequence', or 'global'. Found {self.aux_over!r}. "
                 "Pass one of these as aux_over."
             )
-
-
-@final
-@dataclass(frozen=True)
-class GaussianNoise:
-    """Adds noise of a normal distribution to the logits of a router in training.
-
-    Args:
-        std: Its standard deviation.
-
-    Example:
-        >>> import torch
-        >>> from colossal.nn.moe import GaussianNoise, Router
-        >>> router = Router(8, num_experts=4, top_k=1, noise=GaussianNoise(100.0))
-        >>> len(set(router(torch.ones(100, 8)).chosen.flatten().tolist()))  # equal tokens go to all experts
-        4
-    """
-
-    std: float
-
-    def __call__(self, logits: torch.Tensor) -> torch.Tensor:
-        """Add noise.
-
-        Args:
-            logits: Any shape.
-
-        Returns:
-            The same shape.
-        """
-        return logits + self.std * torch.randn_like(logits)
-
-
-@final
-@dataclass(frozen=True)
-class UniformNoise:
-    """Multiplies the logits of a router by random numbers close to 1 in training, which is called jitter.
-
-    Args:
-        eps: By how much they differ from 1 at most.
-
-    Example:
-        >>> import torch
-        >>> from colossal.nn.moe import UniformNoise
-        >>> noisy = UniformNoise(0.01)(torch.ones(1000))
-        >>> bool(0.99 <= noisy.min() < noisy.max() <= 1.01)
-        True
-    """
-
-    eps: float = 1e-2
-
-    def __call__(self, logits: torch.Tensor) -> torch.Tensor:
-        """Multiply by noise.
-
-        Args:
-            logits: Any shape.
-
-        Returns:
-            The same shape.
-        """
-        return logits * (1 + self.eps * (2 * torch.rand_like(logits) - 1))
 
 
 class Router(nn.Module):
@@ -182,6 +125,11 @@ class Router(nn.Module):
         device: Where the weights are made.
         dtype: Their dtype.
 
+    Attributes:
+        weight: The weights of the scores, of shape (E, D).
+        bias_steps: The biases in units of `bias_rate`, of shape (E,): integers, which no cast to half precision rounds.
+            None without biases.
+
     Raises:
         ConfigError: K is not between 1 and E, groups do not divide experts, or have too few, or `scores` is unknown.
 
@@ -203,7 +151,6 @@ class Router(nn.Module):
     """
 
     bias_steps: torch.Tensor | None
-    """The biases of experts in units of `bias_rate`, as integers, which no cast to half precision rounds."""
 
     def __init__(
         self,
