@@ -341,7 +341,7 @@ def test_a_model_without_a_layer_that_fits_is_refused(model, found) -> None:
 def test_a_precision_takes_an_optimizer_of_torch() -> None:
     model = torch.nn.Linear(4, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    wrapped, optim, criterion = FP16TorchMixedPrecision().configure(model, optimizer, torch.mean)  # type: ignore[arg-type]
+    wrapped, optim, criterion = FP16TorchMixedPrecision(init_scale=2.0).configure(model, optimizer, torch.mean)
     assert optim is not None and criterion is not None  # noqa: PT018
     assert optim.unwrap() is optimizer
     optim.backward(criterion(wrapped(torch.ones(3, 4))))
