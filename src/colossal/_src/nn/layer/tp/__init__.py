@@ -1,7 +1,7 @@
 """How layers are sharded along the tp axis, in each of its modes."""
 
 from colossal._src.nn.layer.tp.linear_product import ColumnParallel, LinearProduct, RowParallel, Unsharded
-from colossal._src.nn.layer.tp.parallel_layer import ParallelLayer, make_param_shard
+from colossal._src.nn.layer.tp.parallel_layer import ParallelLayer, broadcast_rng_state, make_param_shard
 from colossal._src.nn.layer.tp.sharding import (
     TP_SHARDINGS,
     TPSharding,
@@ -20,6 +20,7 @@ __all__ = [
     "RowParallel",
     "TPSharding",
     "Unsharded",
+    "broadcast_rng_state",
     "find_mesh",
     "gather_output",
     "local_length",
