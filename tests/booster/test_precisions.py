@@ -15,6 +15,7 @@ from colossal.booster import Booster
 from colossal.booster.mixed_precision import (
     FP8MixedPrecision,
     FP16NaiveMixedPrecision,
+    FP16TorchMixedPrecision,
     MixedPrecision,
     mixed_precision_factory,
 )
@@ -335,3 +336,15 @@ def test_a_model_may_be_boosted_again() -> None:
 def test_a_model_without_a_layer_that_fits_is_refused(model, found) -> None:
     with pytest.raises(UnsupportedError, match=found):
         Booster(device="cpu", mixed_precision="fp8").boost(model)
+
+
+def test_a_precision_takes_an_optimizer_of_torch() -> None:
+    model = torch.nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    wrapped, optim, criterion = FP16TorchMixedPrecision(init_scale=2.0).configure(model, optimizer, torch.mean)
+    assert optim is not None and criterion is not None  # noqa: PT018
+    assert optim.unwrap() is optimizer
+    optim.backward(criterion(wrapped(torch.ones(3, 4))))
+    before = model.weight.detach().clone()
+    optim.step()
+    assert not torch.equal(before, model.weight)

@@ -3,6 +3,7 @@
 
 import copy
 import importlib
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from colossal.errors import ConfigError, MeshError, UnsupportedError
 from colossal.lazy import LazyInitContext
 from colossal.legacy.cluster import ProcessGroupMesh
 from colossal.legacy.d_tensor import get_global_shape, is_distributed_tensor, to_global
+from colossal.shardformer import ShardConfig
 from colossal.testing import assert_close, fake_world, run_processes, run_threads
 
 layers: Any = importlib.import_module("colossal.shardformer.layer")
@@ -244,3 +246,12 @@ def test_other_modules_are_refused() -> None:
 def test_a_group_is_needed() -> None:
     with pytest.raises(MeshError, match="Found no process group"):
         layers.Linear1D_Col.from_native_module(nn.Linear(2, 2))
+
+
+def test_a_configuration_of_sharding_takes_a_group() -> None:
+    with fake_world(4):
+        group = ProcessGroupMesh(2, 2).get_group_along_axis(1)
+        config = ShardConfig(tensor_parallel_process_group=group, enable_flash_attention=True)
+        assert config.mesh is not None and config.mesh.shape["tp"] == 2  # noqa: PT018
+        assert config.enable_flash_attention
+        assert replace(config, parallel_output=False).mesh is config.mesh

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 from parallel_layers import GRIDS, check_gradients, draw, on_grid, redraw
+from torch import distributed as dist
 
 from colossal import comm
 from colossal._src.nn.layer.patch import Patches
@@ -180,12 +181,20 @@ def test_vanilla_layers_are_those_of_one_rank() -> None:
         assert name == "VanillaPatchEmbedding" or layer.bias is None
         with fake_world(4), ParallelMesh():
             assert getattr(older, name)(*arguments).mesh is None
-        with (
-            fake_world(2),
-            ParallelMesh(tp=2),
-            pytest.raises(MeshError, match=f"{name} is a layer without tensor parallelism"),
-        ):
-            getattr(older, name)(*arguments)
+
+
+def draw_vanilla() -> Any:
+    torch.manual_seed(dist.get_rank())
+    with ParallelMesh(tp=2):
+        layer = older.VanillaClassifier(4, 8)
+    assert layer.mesh is None
+    return layer.weight.detach()
+
+
+def test_a_vanilla_layer_is_full_and_the_same_on_all_ranks_of_tp() -> None:
+    first, second = run_processes(draw_vanilla, 2)
+    assert first.shape == (8, 4)
+    assert torch.equal(first, second)
 
 
 def check_batches() -> None:

@@ -201,6 +201,21 @@ def test_the_state_dicts_of_stages_are_put_together() -> None:
         assert {name: value.tolist() for name, value in found.items()} == {"0.weight": [0, 0], "1.weight": [1, 1]}
 
 
+def test_an_attribute_is_set_by_its_path() -> None:
+    put = older("colossal.shardformer._utils.setattr_")
+    model = nn.Module()
+    model.layers = nn.ModuleList([nn.Linear(2, 3), nn.Linear(3, 2)])
+    new = nn.ReLU()
+    put(model, "layers[1]", new)
+    put(model, "layers[0].out_features", 7)
+    assert model.layers[1] is new
+    assert model.layers[0].out_features == 7
+    put(model, "layers[0].missing", 1, ignore=True)
+    assert not hasattr(model.layers[0], "missing")
+    with pytest.raises(AttributeError, match="missing"):
+        put(model, "layers[0].missing", 1)
+
+
 def test_an_attribute_is_found_by_its_path() -> None:
     find = older("colossal.shardformer._utils.getattr_")
     model = nn.ModuleDict({"layers": nn.ModuleList([nn.Linear(2, 3), nn.Sequential(nn.Linear(3, 4))])})

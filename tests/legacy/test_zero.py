@@ -25,6 +25,7 @@ from colossal.legacy.zero import (
     ZeroOptimizer,
     convert_to_zero_v2,
     init_chunk_manager,
+    search_configuration_of_chunks,
 )
 from colossal.nn.optimizer import HybridAdam
 from colossal.testing import fake_world, run_threads
@@ -330,3 +331,14 @@ def test_chunks_are_checked() -> None:
         ChunkManager(8, init_device="meta")
     assert ChunkManager(8).configuration == {1: {"chunk_size": 8, "keep_gathered": False}}
     assert GeminiManager.get_default_device("const") == torch.device("cpu")
+
+
+def test_sizes_of_chunks_are_searched_by_older_and_newer_names() -> None:
+    model = nn.Linear(100, 100)
+    older = search_configuration_of_chunks(model, search_range_mb=1, search_interval_byte=100, min_chunk_size_mb=0)
+    newer = search_configuration_of_chunks(model, search_range_m=1, search_interval=100, min_chunk_size_m=0)
+    assert older == newer
+    options = {"search_range_m": 1, "min_chunk_size_m": 0, "strict_ddp_flag": True}
+    settings = init_chunk_manager(model, hidden_dim=100, **options)
+    assert settings.dp_degree_chunk_size_dict == {1: settings.configuration[1]["chunk_size"]}
+    assert settings.configuration[1]["keep_gathered"]

@@ -17,6 +17,7 @@ from colossal._src.legacy.zero import (
     ZeroOptimizer,
     convert_to_zero_v2,
     init_chunk_manager,
+    search_configuration_of_chunks,
 )
 
 __all__ = [
@@ -36,4 +37,5 @@ __all__ = [
     "ZeroOptimizer",
     "convert_to_zero_v2",
     "init_chunk_manager",
+    "search_configuration_of_chunks",
 ]

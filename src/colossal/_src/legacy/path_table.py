@@ -66,7 +66,8 @@ PATHS: Mapping[str, Mapping[str, str]] = {
         "colossal._src.legacy.utils.checkpoint_file": "gather_pipeline_parallel_state_dict",
     },
     "colossal.utils.common": {
-        "colossal.legacy.utils": "clip_grad_norm_fp32 conditional_context count_zeros_fp32 disposable "
+        "colossal.legacy.utils": "clip_grad_norm=clip_grad_norm_fp32 "
+        "clip_grad_norm_fp32 conditional_context count_zeros_fp32 disposable "
         "ensure_path_exists free_storage get_current_device is_ddp_ignored "
         "is_dp_rank_0 is_no_pp_or_last_stage is_tp_rank_0 is_using_ddp "
         "is_using_pp is_using_sequence multi_tensor_applier print_rank_0 "
@@ -152,8 +153,8 @@ PATHS: Mapping[str, Mapping[str, str]] = {
     "colossal.mixed_precision": {"colossal.booster.mixed_precision": "*"},
     "colossal.gemini": {"colossal.legacy.zero": "ChunkManager GeminiManager StatefulTensorMgr"},
     "colossal.gemini.chunk": {
-        "colossal.legacy.zero": "ChunkManager init_chunk_manager",
-        "colossal.zero.gemini": "search_chunk_configuration",
+        "colossal.legacy.zero": "ChunkManager init_chunk_manager "
+        "search_chunk_configuration=search_configuration_of_chunks",
     },
     "colossal.gemini.gemini_mgr": {"colossal.legacy.zero": "GeminiManager"},
     "colossal.nn.metric": {"colossal.nn": "Accuracy", _LAYERS: "Accuracy1D Accuracy2D Accuracy2p5D Accuracy3D"},
@@ -168,17 +169,17 @@ PATHS: Mapping[str, Mapping[str, str]] = {
     "colossal.nn.parallel.data_parallel": {"colossal.legacy.zero": "ZeroDDP"},
     "colossal.zero": {
         "colossal.legacy.zero": "ChunkManager GeminiManager LowLevelZeroOptimizer ShardedModelV2 ShardedOptimizerV2 "
-        "ZeroDDP ZeroOptimizer convert_to_zero_v2 init_chunk_manager",
+        "ZeroDDP ZeroOptimizer convert_to_zero_v2 init_chunk_manager "
+        "search_chunk_configuration=search_configuration_of_chunks",
         "colossal.legacy.tensor": "ColoInitContext",
-        "colossal.zero.gemini": "GeminiAdamOptimizer GeminiDDP GeminiOptimizer get_static_torch_model "
-        "search_chunk_configuration",
+        "colossal.zero.gemini": "GeminiAdamOptimizer GeminiDDP GeminiOptimizer get_static_torch_model",
     },
     "colossal.zero.gemini": {
         "colossal.legacy.zero": "ChunkManager GeminiManager StatefulTensorMgr ZeroDDP ZeroOptimizer init_chunk_manager"
     },
     "colossal.zero.gemini.chunk": {
-        "colossal.legacy.zero": "ChunkManager init_chunk_manager",
-        "colossal.zero.gemini": "search_chunk_configuration",
+        "colossal.legacy.zero": "ChunkManager init_chunk_manager "
+        "search_chunk_configuration=search_configuration_of_chunks",
     },
     "colossal.zero.gemini.gemini_mgr": {"colossal.legacy.zero": "GeminiManager"},
     "colossal.zero.gemini.memory_tracer": {"colossal.legacy.zero": "MemStatsCollector"},
@@ -332,7 +333,7 @@ PATHS: Mapping[str, Mapping[str, str]] = {
         "colossal._src.legacy.context.randomizer": "Randomizer create_randomizer_with_offset"
     },
     "colossal.shardformer.layer.loss": {"colossal.legacy.shardformer": "cross_entropy_1d dist_log_prob_1d"},
-    "colossal.shardformer._utils": {_TENSORS: "getattr_"},
+    "colossal.shardformer._utils": {_TENSORS: "getattr_ setattr_"},
     "colossal.shardformer.policies.auto_policy": {
         "colossal.shardformer": "get_autopolicy=plan_of",
         "colossal.legacy.shardformer": "Policy",

@@ -1,8 +1,9 @@
 """What the user says about dividing a model, and about making it faster."""
 
-from dataclasses import dataclass
-from typing import Literal, final, get_args
+from dataclasses import InitVar, dataclass, fields
+from typing import Any, Literal, final, get_args
 
+from colossal._src._older_names import get_older_name
 from colossal._src.cluster import ParallelMesh
 from colossal._src.nn.attention import SequenceSharding
 from colossal._src.shardformer.activation_checkpointing import (
@@ -111,9 +112,13 @@ class ShardConfig:
             or ``"ring_attn"`` for those of the sp axis. The default is all_to_all if that axis has several ranks, else
             split_gather.
         inner_ring_size: Of ring_attn: how many ranks first exchange keys in an inner ring.
+        tensor_parallel_process_group: In place of the mesh, the ranks that shard tensors.
+        sequence_parallel_process_group: In place of the mesh, the ranks that shard sequences, where they are others.
+        pipeline_stage_manager: Of a pipeline of one stage only; `HybridParallelPlugin` has others.
 
     Raises:
-        ConfigError: `gradient_checkpoint_config` is something else.
+        ConfigError: `gradient_checkpoint_config` is something else, or no mesh has these groups.
+        UnsupportedError: The pipeline has several stages.
 
     Example:
         >>> from colossal.shardformer import ShardConfig
@@ -132,8 +137,15 @@ class ShardConfig:
     enable_sequence_parallelism: bool = False
     sequence_parallelism_mode: SequenceMode | None = None
     inner_ring_size: int | None = None
+    tensor_parallel_process_group: InitVar[Any] = None
+    sequence_parallel_process_group: InitVar[Any] = None
+    pipeline_stage_manager: InitVar[Any] = None
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, tp_group: Any, sp_group: Any, stage_manager: Any) -> None:
+        if tp_group is not None or sp_group is not None or stage_manager is not None:
+            of_groups: Any = get_older_name("colossal.shardformer.shard", "ShardConfig")
+            options = {each.name: getattr(self, each.name) for each in fields(self) if each.name != "mesh"}
+            object.__setattr__(self, "mesh", of_groups(tp_group, sp_group, stage_manager, **options).mesh)
         config = self.gradient_checkpoint_config
         if config is not None and not isinstance(config, GradientCheckpointConfig | PipelineGradientCheckpointConfig):
             raise ConfigError(

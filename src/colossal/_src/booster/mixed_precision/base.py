@@ -1,7 +1,7 @@
 """What every mixed precision does."""
 
 from abc import ABC, abstractmethod
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
@@ -53,7 +53,7 @@ class MixedPrecision(ABC):
 
         Args:
             model: The model, on its device.
-            optimizer: The optimizer of the model's parameters.
+            optimizer: The optimizer of the model's parameters, wrapped or not.
             criterion: The loss function.
 
         Returns:
@@ -89,7 +89,7 @@ class AutocastMixedPrecision(MixedPrecision):
 
         Args:
             model: The model, on its device.
-            optimizer: The optimizer of the model's parameters.
+            optimizer: The optimizer of the model's parameters, wrapped or not.
             criterion: The loss function.
 
         Returns:
@@ -97,6 +97,9 @@ class AutocastMixedPrecision(MixedPrecision):
         """
         device_type = next((parameter.device.type for parameter in model.parameters()), "cpu")
         autocast = Autocast(device_type, self.dtype)
+        wrapped = None
         if optimizer is not None:
-            optimizer = OptimizerWrapper(optimizer.unwrap(), self.make_scaler(device_type), optimizer.param_names)
-        return ModelWrapper(model, autocast.context), optimizer, criterion and autocast.wrap(criterion)
+            plain: Any = optimizer
+            known = plain if isinstance(plain, OptimizerWrapper) else OptimizerWrapper(plain)
+            wrapped = OptimizerWrapper(known.unwrap(), self.make_scaler(device_type), known.param_names)
+        return ModelWrapper(model, autocast.context), wrapped, criterion and autocast.wrap(criterion)

@@ -6,55 +6,53 @@ from typing import Any, final
 
 from colossal._src.cluster import ambient_mesh, set_ambient_mesh
 from colossal._src.legacy.nn.older_order import ClassifierOrder, LinearOrder, NormOrder, PatchOrder
-from colossal._src.nn.layer import Classifier, LayerNorm, Linear, PatchEmbedding
-from colossal.errors import MeshError
+from colossal._src.nn.layer import Classifier, LayerNorm, Linear, PatchEmbedding, broadcast_rng_state
 
 
 @final
 class VanillaLinear(LinearOrder, Linear):
-    """A linear layer of one rank."""
+    """A linear layer that every rank has in full."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
-        with _without_mesh("Linear"):
+        with _without_mesh():
             super().__init__(*args, **options)
 
 
 @final
 class VanillaClassifier(ClassifierOrder, Classifier):
-    """A classifier of one rank."""
+    """A classifier that every rank has in full."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
-        with _without_mesh("Classifier"):
+        with _without_mesh():
             super().__init__(*args, **options)
 
 
 @final
 class VanillaPatchEmbedding(PatchOrder, PatchEmbedding):
-    """Patches of images as tokens, on one rank."""
+    """Patches of images as tokens, which every rank has in full."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
-        with _without_mesh("PatchEmbedding"):
+        with _without_mesh():
             super().__init__(*args, **options)
 
 
 @final
 class VanillaLayerNorm(NormOrder, LayerNorm):
-    """A layer norm of one rank."""
+    """A layer norm that every rank has in full."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
-        with _without_mesh("LayerNorm"):
+        with _without_mesh():
             super().__init__(*args, **options)
 
 
 @contextmanager
-def _without_mesh(layer: str) -> Iterator[None]:
-    """Build a layer as if there was no mesh; reject one whose tp axis has several ranks."""
+def _without_mesh() -> Iterator[None]:
+    """Build a layer as if there was no mesh, with the same values on all ranks of a tp axis.
+
+    Communication: broadcast, tp, the state of the random numbers.
+    """
     mesh = ambient_mesh()
-    if mesh is not None and mesh.size("tp") > 1:
-        raise MeshError(
-            f"Vanilla{layer} is a layer without tensor parallelism. Found {mesh}. Use colossal.nn.{layer}, which "
-            "follows the mesh."
-        )
+    broadcast_rng_state(mesh if mesh is not None and mesh.size("tp") > 1 else None)
     set_ambient_mesh(None)
     try:
         yield

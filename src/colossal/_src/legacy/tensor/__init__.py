@@ -39,6 +39,7 @@ from colossal._src.legacy.tensor.sharded_parameters import (
     gather_distributed_param,
     getattr_,
     is_padded_tensor,
+    setattr_,
     to_padded_tensor,
     to_unpadded_tensor,
 )
@@ -92,6 +93,7 @@ __all__ = [
     "is_padded_tensor",
     "is_sharded",
     "redistribute",
+    "setattr_",
     "shard_colwise",
     "shard_rowwise",
     "sharded_tensor_to_existing_param",

@@ -12,8 +12,8 @@ from colossal._src.legacy.tensor.d_tensor import (
     distribute_tensor,
     get_layout,
     get_sharding_spec,
+    has_layout,
     init_as_dtensor,
-    is_distributed_tensor,
 )
 from colossal._src.tensor import full_tensor_of, placement_of, set_data
 from colossal.errors import PlanError
@@ -230,7 +230,7 @@ def is_customized_distributed_tensor(tensor: torch.Tensor) -> bool:
         >>> is_customized_distributed_tensor(torch.ones(2))
         False
     """
-    return _knows_functions(tensor) or (not is_distributed_tensor(tensor) and placement_of(tensor).is_sharded)
+    return _knows_functions(tensor) or (not has_layout(tensor) and placement_of(tensor).is_sharded)
 
 
 def to_global_for_customized_distributed_tensor(dtensor: torch.Tensor) -> torch.Tensor:

@@ -12,6 +12,7 @@ from colossal._src.tensor import full_tensor_of, placement_of
 from colossal.errors import ShapeError
 
 _LENGTH = "_unpadded_length"
+_PATH = re.compile(r"([^.\[\]]+)(?![^\[]*\])|\[(\d+)\]")
 
 
 def clear_layout_converter() -> None:
@@ -145,7 +146,7 @@ def getattr_(obj: object, attr: str, ignore: bool = False) -> Any:
         3
     """
     found: Any = obj
-    for name, index in re.findall(r"([^.\[\]]+)(?![^\[]*\])|\[(\d+)\]", attr):
+    for name, index in _PATH.findall(attr):
         if index:
             found = found[int(index)]
         elif hasattr(found, name):
@@ -155,6 +156,36 @@ def getattr_(obj: object, attr: str, ignore: bool = False) -> Any:
         else:
             raise AttributeError(f"{type(found).__name__} has no attribute {name!r}, a part of {attr!r}", name=name)
     return found
+
+
+def setattr_(obj: object, attr: str, value: object, ignore: bool = False) -> None:
+    """Set an attribute of an attribute.
+
+    Args:
+        obj: A module, for example.
+        attr: The path, for example ``"encoder.layer[0].attention"``.
+        value: What it becomes.
+        ignore: Do nothing where there is no such attribute.
+
+    Raises:
+        AttributeError: There is none.
+
+    Example:
+        >>> from torch import nn
+        >>> from colossal.shardformer._utils import setattr_
+        >>> layers = nn.ModuleList([nn.Linear(2, 3)])
+        >>> setattr_(layers, "[0].out_features", 4)
+        >>> layers[0].out_features
+        4
+    """
+    *path, (name, index) = _PATH.findall(attr)
+    owner: Any = getattr_(obj, "".join(f".{each}" if each else f"[{at}]" for each, at in path), ignore)
+    if getattr_(owner, f"[{index}]" if index else name, ignore) is None and ignore:
+        return
+    if index:
+        owner[int(index)] = value
+    else:
+        setattr(owner, name, value)
 
 
 def _mark(tensor: torch.Tensor, dim: int, length: int) -> torch.Tensor:

@@ -9,6 +9,7 @@ from colossal._src.legacy.zero.gemini_names import (
     ZeroDDP,
     ZeroOptimizer,
     init_chunk_manager,
+    search_configuration_of_chunks,
 )
 from colossal._src.legacy.zero.low_level_optimizer import LowLevelZeroOptimizer
 from colossal._src.legacy.zero.sharded_model import (
@@ -38,4 +39,5 @@ __all__ = [
     "ZeroOptimizer",
     "convert_to_zero_v2",
     "init_chunk_manager",
+    "search_configuration_of_chunks",
 ]

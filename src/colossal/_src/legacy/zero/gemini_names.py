@@ -74,6 +74,11 @@ class ChunkManagerSettings:
         ranks = dist.get_world_size(self.process_group) if dist.is_initialized() else 1
         return {ranks: {"chunk_size": self._sizes, "keep_gathered": not self._is_sharded}}
 
+    @property
+    def dp_degree_chunk_size_dict(self) -> dict[int, int]:
+        """For the number of ranks, the size of chunks."""
+        return {ranks: int(each["chunk_size"]) for ranks, each in self.configuration.items()}
+
     @staticmethod
     def search_chunk_size(
         model: nn.Module,
@@ -112,6 +117,48 @@ ChunkManager = ChunkManagerSettings
 """`ChunkManagerSettings` under its documented name."""
 
 
+def search_configuration_of_chunks(
+    model: nn.Module,
+    search_range_mb: float | None = None,
+    search_interval_byte: int | None = None,
+    min_chunk_size_mb: float = 32,
+    filter_exlarge_params: bool = True,
+    **options: Any,
+) -> tuple[dict[int, dict[str, Any]], int, int]:
+    """Search for the size of chunks; ``search_chunk_configuration`` of the older modules.
+
+    Superseded by `colossal.zero.gemini.search_chunk_configuration`.
+
+    Args:
+        model: Its parameters are to be put into chunks.
+        search_range_mb: How far above the smallest size is searched, in units of 2**20 elements.
+        search_interval_byte: The distance of the sizes that are tried, in elements.
+        min_chunk_size_mb: The smallest size, in units of 2**20 elements.
+        filter_exlarge_params: Choose the size without parameters that are much larger than the others.
+        **options: Those of `colossal.zero.gemini.search_chunk_configuration`, such as the newer names of these.
+
+    Returns:
+        What that returns.
+
+    Raises:
+        ConfigError: A number is outside its range, or the model has no parameters.
+
+    Example:
+        >>> import torch
+        >>> from colossal.legacy.zero import search_configuration_of_chunks
+        >>> model = torch.nn.Linear(100, 100)
+        >>> search_configuration_of_chunks(model, search_range_mb=1, search_interval_byte=100)[0]
+        {1: {'chunk_size': 10112, 'keep_gathered': False}}
+    """
+    older = {
+        "search_range_m": search_range_mb,
+        "search_interval": search_interval_byte,
+        "min_chunk_size_m": min_chunk_size_mb,
+        "filter_exlarge_params": filter_exlarge_params,
+    }
+    return search_chunk_configuration(model, **{**{k: v for k, v in older.items() if v is not None}, **options})
+
+
 def init_chunk_manager(
     model: nn.Module,
     init_device: DeviceName = None,
@@ -121,6 +168,11 @@ def init_chunk_manager(
     filter_exlarge_params: bool = True,
     verbose: bool = False,
     process_group: dist.ProcessGroup | None = None,
+    *,
+    search_range_m: float | None = None,
+    search_interval: int | None = None,
+    min_chunk_size_m: float | None = None,
+    strict_ddp_flag: bool = False,
 ) -> ChunkManagerSettings:
     """Search for the size of chunks.
 
@@ -133,6 +185,10 @@ def init_chunk_manager(
         filter_exlarge_params: Choose the size without parameters that are much larger than the others.
         verbose: Log on rank 0 what is used and wasted.
         process_group: The ranks over which chunks are sharded; all by default.
+        search_range_m: The newer name of `search_range_mb`.
+        search_interval: The distance of the sizes that are tried, in elements, where `hidden_dim` is not given.
+        min_chunk_size_m: The newer name of `min_chunk_size_mb`.
+        strict_ddp_flag: Keep full chunks on every rank.
 
     Returns:
         What `GeminiManager` takes.
@@ -148,10 +204,11 @@ def init_chunk_manager(
     """
     configuration, *_ = search_chunk_configuration(
         model,
-        search_range_mb,
-        hidden_dim or _DEFAULT_STEP,
-        min_chunk_size_mb,
+        search_range_mb if search_range_m is None else search_range_m,
+        hidden_dim or search_interval or _DEFAULT_STEP,
+        min_chunk_size_mb if min_chunk_size_m is None else min_chunk_size_m,
         filter_exlarge_params,
+        strict_ddp_flag,
         process_group=process_group,
         verbose=verbose,
     )

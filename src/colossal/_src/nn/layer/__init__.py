@@ -6,7 +6,7 @@ from colossal._src.nn.layer.embedding import Embedding, VocabParallelEmbedding
 from colossal._src.nn.layer.linear import Linear, Linear1D_Col, Linear1D_Row, Linear2D, Linear2p5D, Linear3D
 from colossal._src.nn.layer.norm import LayerNorm, RMSNorm
 from colossal._src.nn.layer.patch import PatchEmbedding
-from colossal._src.nn.layer.tp import ParallelLayer, gather_output, split_input
+from colossal._src.nn.layer.tp import ParallelLayer, broadcast_rng_state, gather_output, split_input
 
 __all__ = [
     "Classifier",
@@ -25,6 +25,7 @@ __all__ = [
     "RMSNorm",
     "VocabParallelClassifier",
     "VocabParallelEmbedding",
+    "broadcast_rng_state",
     "gather_output",
     "split_input",
 ]

@@ -107,7 +107,8 @@ class CheckedOptimizer(Optimizer, ABC):
         super().__setstate__(state)
         for group in self.param_groups:
             for name, value in self.defaults.items():
-                group.setdefault(name, value)
+                if name != "differentiable":  # which torch adds to the defaults here, and reads there only
+                    group.setdefault(name, value)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group of parameters.

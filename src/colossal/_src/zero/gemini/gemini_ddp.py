@@ -214,12 +214,15 @@ class GeminiDDP(ModelWrapper):
         with self.chunks.forward_pass():
             return unwrap_model(self)(*args, **kwargs)
 
-    def state_dict(self, *args: Any, only_rank_0: bool = True, **kwargs: Any) -> dict[str, Any]:
+    def state_dict(
+        self, *args: Any, only_rank_0: bool = True, dtype: torch.dtype | None = None, **kwargs: Any
+    ) -> dict[str, Any]:
         """Gather the full state dict of the model in host memory, by the names of the model that was wrapped.
 
         Args:
             *args: Rejected, as `kwargs`: those that a module around this one passes, such as one of `torch.compile`.
             only_rank_0: Return it on the first rank only, and nothing on others.
+            dtype: What floating-point tensors are converted to; by default they stay as they are.
             **kwargs: Rejected.
 
         Returns:
@@ -237,7 +240,11 @@ class GeminiDDP(ModelWrapper):
                 "module's state_dict, as those of a module around it, such as of torch.compile(model). Call "
                 "model.state_dict(only_rank_0=...) of the boosted model on all ranks, or booster.save_model."
             )
-        return full_state(unwrap_model(self), is_kept=not only_rank_0 or self.partition.rank == 0)
+        state = full_state(unwrap_model(self), is_kept=not only_rank_0 or self.partition.rank == 0)
+        for name, value in state.items() if dtype is not None else ():
+            if isinstance(value, torch.Tensor) and value.is_floating_point():
+                state[name] = value.to(dtype)
+        return state
 
     def __deepcopy__(self, _memo: dict[int, Any]) -> NoReturn:
         """Refuse: between passes parameters have no values.
