@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from colossal.booster import Booster
+from colossal.errors import ConfigError
 
 
 class Net(nn.Module):
@@ -78,3 +79,25 @@ def test_one_batch_is_taken() -> None:
     batches = iter(BATCHES)
     booster.execute_pipeline(batches, model, loss_of, optimizer)
     assert len(list(batches)) == len(BATCHES) - 1
+
+
+@pytest.mark.parametrize(
+    ("data_iter", "criterion", "message"),
+    [
+        ({"x": X, "target": TARGET}, loss_of, r"Found dict. Pass iter\(\[batch\]\)"),
+        ([(X, TARGET)], loss_of, "Found list"),
+        (iter([(X, TARGET)]), None, "Found NoneType. Pass lambda outputs, batch: outputs.loss"),
+    ],
+)
+def test_what_is_no_iterator_or_criterion_is_refused(data_iter: Any, criterion: Any, message: str) -> None:
+    booster, model, optimizer = boost()
+    with pytest.raises(ConfigError, match=message):
+        booster.execute_pipeline(data_iter, model, criterion, optimizer)
+
+
+def test_outputs_alone_need_no_criterion() -> None:
+    booster, model, _ = boost()
+    batches = iter([(X, TARGET)])
+    done = booster.execute_pipeline(batches, model, None, return_loss=False, return_outputs=True)
+    assert done["loss"] is None
+    assert torch.equal(done["outputs"]["y"], model(X)["y"])

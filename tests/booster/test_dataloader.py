@@ -165,6 +165,7 @@ class Stream(IterableDataset):
         (range(4), 2, {"sampler": None}, ConfigError, "Found sampler"),
         (range(4), 2, {"generator": torch.Generator()}, ConfigError, "Pass seed=generator.initial_seed"),
         (range(0), 2, {"shuffle": True}, ConfigError, "Found an empty range"),
+        (range(3), 4, {"drop_last": True}, ConfigError, "Found 3 samples, so that no batch is left"),
         (Stream(), 2, {}, UnsupportedError, "Found Stream, an IterableDataset"),
     ],
 )
@@ -245,3 +246,14 @@ def test_a_checkpoint_keeps_the_position(tmp_path) -> None:
     booster.save(tmp_path, model, step=9)
     with pytest.raises(CheckpointError, match=r"Found none in .*step-00000009"):
         booster.load(tmp_path, model, dataloader=again)
+
+
+@pytest.mark.parametrize("samples", [5, 6, 7])
+def test_a_batch_must_be_full_on_every_rank(samples: int) -> None:
+    with fake_world(3):
+        options = {"shuffle": True, "drop_last": True}
+        if samples < 6:
+            with pytest.raises(ConfigError, match=r"of 2 samples on each of 3 ranks\. Found 5 samples"):
+                TorchDDPPlugin().prepare_dataloader(range(samples), 2, **options)
+        else:
+            assert len(list(TorchDDPPlugin().prepare_dataloader(range(samples), 2, **options))) == 1

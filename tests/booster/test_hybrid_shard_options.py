@@ -145,9 +145,9 @@ def switched(options: dict[str, Any]) -> dict[str, Any]:
     losses, norms = [], []
     for step in range(STEPS):
         if step == 1:
-            inner.gradient_checkpointing_enable({"use_reentrant": False})
+            inner.activation_checkpointing_enable({"use_reentrant": False})
         if step == 2:
-            inner.gradient_checkpointing_disable()
+            inner.activation_checkpointing_disable()
         done = booster.execute_pipeline(iter([inputs_of("llama", num_changed=step)]), boosted, loss_of, optimizer)
         losses.append(float(done["loss"]))
         norms.append(optimizer.get_grad_norm())

@@ -49,7 +49,7 @@ ROOTS = {
     "plugin": plugin.Plugin,
     "torch": torch,
 }
-FOREIGN = {"MixedPrecisionPolicy", "get_cosine_schedule_with_warmup", "gradient_checkpointing_enable", "compile"}
+FOREIGN = {"MixedPrecisionPolicy", "get_cosine_schedule_with_warmup", "activation_checkpointing_enable", "compile"}
 PAGES = ["coming_from", *(f"coming_from_{peer}" for peer in training_pairs.PEERS)]
 
 

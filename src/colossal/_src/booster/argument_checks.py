@@ -125,6 +125,21 @@ def _check_distributed_parameters(model: nn.Module, mesh: ParallelMesh) -> None:
         )
 
 
+def check_pipeline_call(data_iter: Any, criterion: Any, needs_loss: bool) -> None:
+    """Reject a batch in the place of an iterator, and a missing criterion, before a batch is taken."""
+    if not hasattr(data_iter, "__next__"):
+        raise ConfigError(
+            f"execute_pipeline takes an iterator and reads one batch from it. Found {type(data_iter).__name__}. Pass "
+            "iter([batch]) for a batch that you have, or one iter(dataloader) for all steps of an epoch."
+        )
+    if needs_loss and not callable(criterion):
+        raise ConfigError(
+            "execute_pipeline trains on, and returns, the loss that a criterion computes of outputs and batch. Found "
+            f"{type(criterion).__name__}. Pass lambda outputs, batch: outputs.loss for a model that computes it "
+            "itself, or return_loss=False without an optimizer."
+        )
+
+
 def warn_of_lost_updates(optimizer: OptimizerWrapper, plugin: Plugin) -> None:
     """Say once that an optimizer updates 16-bit parameters without master weights."""
     found = {each.dtype for each in optimizer.parameters if each.requires_grad and each.dtype in HALF_DTYPES}

@@ -17,6 +17,7 @@ from colossal._src.booster.argument_checks import (
     check_axes,
     check_dataloader,
     check_parts,
+    check_pipeline_call,
     check_plugin,
     check_precision,
     check_supported,
@@ -319,10 +320,12 @@ class Booster(CheckpointMixin, LoraMixin, SamplesMixin):
             ``{"loss": ..., "outputs": ...}``, without graphs; None for what was not asked for.
 
         Raises:
-            ConfigError: The model does not belong to this booster, or all labels of a micro-batch are -100 and its loss
-                is NaN.
+            ConfigError: The model does not belong to this booster, `data_iter` is no iterator, the criterion is
+                missing, or all labels of a micro-batch are -100 and its loss is NaN.
             StopIteration: There is no batch left.
         """
+        trains = optimizer is not None and torch.is_grad_enabled()
+        check_pipeline_call(data_iter, criterion, needs_loss=return_loss or trains)
         executor = self._find("execute_pipeline", model, None).executor
         if executor is None:
             from colossal._src.booster.plugin.hybrid.batch_executor import BatchExecutor

@@ -154,7 +154,7 @@ def switch_checkpointing(model: nn.Module, enabled: bool) -> None:
     """Let all layers of a model of Hugging Face be checkpointed or not, as its own method does, in any schedule."""
     if not getattr(unwrap_adapters(model), "supports_gradient_checkpointing", False):
         raise UnsupportedError(
-            "gradient_checkpointing_enable turns a switch that layers of Hugging Face have. Found "
+            "activation_checkpointing_enable turns a switch that layers of Hugging Face have. Found "
             f"{type(model).__name__}, which has none. Pass gradient_checkpoint_config=GradientCheckpointConfig(1.0) to "
             "the plugin."
         )

@@ -11,7 +11,13 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
 from colossal._src._dtypes import HALF_DTYPES
 from colossal._src.booster.mixed_precision import MixedPrecision
-from colossal._src.booster.plugin.dataloader import EpochSampler, ResumableLoader, check_loader, seed_worker
+from colossal._src.booster.plugin.dataloader import (
+    EpochSampler,
+    ResumableLoader,
+    check_full_batches,
+    check_loader,
+    seed_worker,
+)
 from colossal._src.checkpoint_io import CheckpointIO
 from colossal._src.cluster import AXES, Axis, ParallelMesh, ambient_mesh
 from colossal._src.interface import Boosted, ModelWrapper, OptimizerWrapper, Parts
@@ -130,12 +136,14 @@ class Plugin(ABC):
             The loader of this rank's batches.
 
         Raises:
-            ConfigError: `batch_size` is below 1, an empty dataset is shuffled, or `kwargs` names a sampler or
-                generator.
+            ConfigError: `batch_size` is below 1, an empty dataset is shuffled, `drop_last` leaves no batch, or `kwargs`
+                names a sampler or generator.
             UnsupportedError: The dataset is iterable and so has no order to divide.
         """
         check_loader(dataset, batch_size, shuffle, kwargs)
         rank, size = self.data_parallel_rank_and_size()
+        if drop_last and distributed_sampler_cls is None:  # one of another class may repeat samples
+            check_full_batches(dataset, batch_size, size)
         sampler = (distributed_sampler_cls or EpochSampler)(
             dataset, num_replicas=size, rank=rank, shuffle=shuffle, seed=seed, drop_last=drop_last
         )

@@ -162,6 +162,15 @@ def check_loader(dataset: Dataset[Any], batch_size: int, shuffle: bool, kwargs: 
         )
 
 
+def check_full_batches(dataset: Dataset[Any], batch_size: int, num_replicas: int) -> None:
+    """Reject a dataset of which `drop_last` leaves no batch: a loop over its steps would never end."""
+    if 0 < (found := len(cast("Any", dataset))) < batch_size * num_replicas:
+        raise ConfigError(
+            f"drop_last=True leaves out what does not fill a batch of {batch_size} samples on each of {num_replicas} "
+            f"ranks. Found {found} samples, so that no batch is left. Pass a smaller batch_size, or drop_last=False."
+        )
+
+
 def check_resumable(dataloader: DataLoader[Any] | None) -> None:
     """Reject loaders whose position cannot be saved."""
     if dataloader is not None and not isinstance(dataloader, ResumableLoader):

@@ -59,9 +59,9 @@ class PipelinedModel(nn.Module):
         """Measure when each pass of a step is; see `PipelineExecutor.record`."""
         return self._run.record()
 
-    def gradient_checkpointing_enable(self, gradient_checkpointing_kwargs: Mapping[str, Any] | None = None) -> None:
+    def activation_checkpointing_enable(self, activation_checkpointing_kwargs: Mapping[str, Any] | None = None) -> None:
         """Checkpoint the activations of all layers, as the method of a model of transformers does."""
-        given = gradient_checkpointing_kwargs or {}
+        given = activation_checkpointing_kwargs or {}
         other = {name: value for name, value in given.items() if (name, value) not in _CHECKPOINT_KWARGS.items()}
         if other:
             raise UnsupportedError(
@@ -71,10 +71,18 @@ class PipelinedModel(nn.Module):
         for stage in self._run.stages.values():
             switch_checkpointing(stage.module, enabled=True)
 
-    def gradient_checkpointing_disable(self) -> None:
+    def activation_checkpointing_disable(self) -> None:
         """Keep activations until the backward pass."""
         for stage in self._run.stages.values():
             switch_checkpointing(stage.module, enabled=False)
+
+    def gradient_checkpointing_enable(self, gradient_checkpointing_kwargs: Mapping[str, Any] | None = None) -> None:
+        """Checkpoint the activations of all layers, by the older name of the method in transformers."""
+        self.activation_checkpointing_enable(gradient_checkpointing_kwargs)
+
+    def gradient_checkpointing_disable(self) -> None:
+        """Keep activations until the backward pass, by the older name."""
+        self.activation_checkpointing_disable()
 
     def compile(self, *_args: Any, **_kwargs: Any) -> None:
         """Refuse: stages are called one by one, so nothing would be compiled."""
