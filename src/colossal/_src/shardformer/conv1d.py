@@ -43,7 +43,14 @@ class Conv1DLayer(ParallelLayer, ABC):
         self._build({"weight": weight, "bias": self.product.bias}, device)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Apply the layer."""
+        """Apply the layer.
+
+        Args:
+            x: Of shape (..., nx), or the features of this rank of it.
+
+        Returns:
+            The result, of shape (..., nf), or the features of this rank of it.
+        """
         return self.product(x, self.weight.mT, self.product.prepare_bias(self.bias))
 
     @classmethod

@@ -65,8 +65,14 @@ class GroupLinearRow(GroupLinear, Linear1D_Row):
 
     Args:
         *args: As of `colossal.nn.Linear1D_Row`: in_features, out_features, bias, dtype, device.
-        **options: As of `colossal.nn.Linear1D_Row` and `GroupLinearCol`; where tokens are sharded, each rank keeps some
-            of the output's.
+        process_group: The ranks; by default those of the tp axis of the ambient mesh, or all.
+        seq_parallel: Stands for the mode ``"split_gather"``.
+        seq_parallel_mode: ``"split_gather"`` or ``"ring"``: each rank keeps some of the output's tokens.
+        seq_parallel_dim: The dimension of tokens.
+        overlap: Stands for the mode ``"ring"`` if there is another.
+        fp8_communication: Only False.
+        use_zbv: No effect: the schedule of a pipeline delays the gradients of weights, of any linear layer.
+        **options: As of `colossal.nn.Linear1D_Row`, such as parallel_input.
 
     Raises:
         MeshError: There is no process group.
@@ -129,7 +135,14 @@ class FusedLinear1D_Row(GroupLinearRow):  # noqa: N801 (the documented name)
 
     Args:
         *args: As of `GroupLinearRow`.
-        **options: As of it.
+        process_group: The ranks; by default those of the tp axis of the ambient mesh, or all.
+        seq_parallel: Stands for the mode ``"split_gather"``.
+        seq_parallel_mode: ``"split_gather"`` or ``"ring"``: each rank keeps some of the output's tokens.
+        seq_parallel_dim: The dimension of tokens.
+        overlap: Stands for the mode ``"ring"`` if there is another.
+        fp8_communication: Only False.
+        use_zbv: No effect: the schedule of a pipeline delays the gradients of weights, of any linear layer.
+        **options: As of `GroupLinearRow`.
 
     Example:
         >>> import torch

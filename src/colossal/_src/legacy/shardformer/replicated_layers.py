@@ -110,6 +110,10 @@ class GPT2FusedLinearConv1D(torch.nn.Module):
         use_zbv: No effect: the schedule of a pipeline delays the gradients of weights.
         seq_parallel_mode: Only None: no rank communicates.
 
+    Attributes:
+        weight: Of shape (in_features, out_features).
+        bias: Of shape (out_features,).
+
     Raises:
         UnsupportedError: A mode of sequence parallelism is given.
 

@@ -6,19 +6,19 @@ from colossal._src import comm
 from colossal._src.legacy.shardformer.group_layer import Group, mesh_of, refuse_options
 
 
-def all_to_all_comm(
+def all_to_all_comm(  # noqa: D417 (written with a backslash: reStructuredText takes input_ for a link)
     input_: torch.Tensor,
     process_group: Group = None,
     scatter_dim: int = 2,
     gather_dim: int = 1,
     fp8_communication: bool = False,
 ) -> torch.Tensor:
-    """Shard a tensor along one dimension instead of another, with its gradient.
+    r"""Shard a tensor along one dimension instead of another, with its gradient.
 
     Superseded by `colossal.comm.all_to_all`.
 
     Args:
-        input_: Any shape, the same on all ranks.
+        input\_: Any shape, the same on all ranks.
         process_group: The ranks; by default those of the tp axis of the ambient mesh, or all.
         scatter_dim: The dimension that is sharded afterwards.
         gather_dim: The dimension that was sharded.
