@@ -10,5 +10,6 @@ from sklearn.datasets import load_digits
 def digits() -> tuple[Any, Any]:
     """Images of shape (1797, 64), from 0 to 16, and their labels; not to be written to."""
     images, labels = load_digits(return_X_y=True)
-    images.flags.writeable = labels.flags.writeable = False
+    for array in (images, labels):
+        array.setflags(write=False)
     return images, labels
