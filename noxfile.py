@@ -91,11 +91,11 @@ RUN_AGAIN = 12
 def tests(session: nox.Session) -> None:
     """What protects users from wrong results; ``-- -m slow`` runs the tests that take long, ``-- tests/comm`` some.
 
-    Four files at a time, since many tests wait for other processes. What fails runs once more, alone.
+    Three files at a time, since many tests wait for other processes. What fails runs once more, alone.
     """
     programs = prepare(session, TESTS, "tests", "gate")
     pytest = (programs / "pytest", "--force-short-summary", "-rfEs", "--tb=short")
-    many = ["-n", "4", "--dist", "loadfile", "--durations", "40"]
+    many = ["-n", "3", "--dist", "loadfile", "--durations", "40"]
     if not session.posargs:
         chosen = ["-m", "not slow", *many]
     elif session.posargs[0] == "-m":
