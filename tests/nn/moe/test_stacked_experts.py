@@ -10,7 +10,7 @@ from equality import assert_equal
 from families import EXPERTS, build
 from torch import nn
 
-from colossal._src.nn.moe.stacked_experts import grouped_linear, multiplies_groups
+from colossal._src.nn.moe.stacked_experts import multiplies_groups, multiply_groups
 from colossal.cluster import ParallelMesh
 from colossal.nn.moe import shard_experts
 from colossal.testing import run_processes
@@ -79,7 +79,7 @@ def test_twice_differentiable() -> None:
     weight = torch.randn(3, 2, 3, generator=draw, dtype=torch.float64, requires_grad=True)
 
     def multiply(x: torch.Tensor, matrices: torch.Tensor) -> torch.Tensor:
-        return grouped_linear(x, matrices, (2, 0, 3))
+        return multiply_groups(x, matrices, (2, 0, 3))
 
     assert torch.autograd.gradcheck(multiply, (rows, weight))
     assert torch.autograd.gradgradcheck(multiply, (rows, weight))

@@ -1,9 +1,8 @@
 """Policies of a user for ShardFormer, and layers and losses that are sharded over a group, by their older names."""
 
 from colossal._src.legacy.shardformer.cross_entropy import cross_entropy_1d, dist_log_prob_1d
+from colossal._src.legacy.shardformer.group_dropouts import DropoutForParallelInput, DropoutForReplicatedInput
 from colossal._src.legacy.shardformer.group_layers import (
-    DropoutForParallelInput,
-    DropoutForReplicatedInput,
     FusedLinear1D_Col,
     FusedLinear1D_Row,
     GPT2FusedLinearConv1D_Col,

@@ -15,6 +15,7 @@ from torch.func import functional_call
 from torch.nn import functional
 
 from colossal._src.nn.moe.dispatch import RowOrder
+from colossal._src.nn.moe.stacked_experts import multiply_groups
 from colossal.errors import PlanError
 
 _GROUPED = (torch.float32, torch.bfloat16, torch.float16)
@@ -87,7 +88,7 @@ class StackedExperts(nn.Module):
     def _compute(self, rows: torch.Tensor, _keys: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
         values = {name: self.get_parameter(stacked).unbind() for name, stacked in self._stacked.items()}
         outputs: list[Any] = []
-        for expert, part in enumerate(_split(rows, ends)):
+        for expert, part in enumerate(rows.split(_counts(ends))):
             # without any rows one expert computes none, so that all parameters have gradients, of zeros
             if len(part) or (not len(rows) and not expert):
                 of_expert = {name: each[expert] for name, each in values.items()}
@@ -194,15 +195,13 @@ def grouped_linear(rows: torch.Tensor, weights: torch.Tensor, ends: torch.Tensor
         dtype = torch.get_autocast_dtype(device)
         rows, weights = rows.to(dtype), weights.to(dtype)
     is_aligned = all(size * rows.element_size() % _ALIGNED_BYTES == 0 for size in weights.shape[1:])
-    if len(rows) and is_aligned and rows.dtype == weights.dtype and rows.dtype in _GROUPED:
+    if device != "cpu" and len(rows) and is_aligned and rows.dtype == weights.dtype and rows.dtype in _GROUPED:
         return functional.grouped_mm(rows, weights.transpose(1, 2), offs=ends.to(rows.device, torch.int32))
-    parts = zip(_split(rows, ends), weights.unbind(), strict=True)
-    return torch.cat([functional.linear(part, weight) for part, weight in parts])
+    return multiply_groups(rows, weights, _counts(ends))
 
 
-def _split(rows: torch.Tensor, ends: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    counts: list[int] = ends.diff(prepend=ends.new_zeros(1)).tolist()
-    return rows.split(counts)
+def _counts(ends: torch.Tensor) -> list[int]:
+    return ends.diff(prepend=ends.new_zeros(1)).tolist()
 
 
 def _apply_sorted(

@@ -28,7 +28,7 @@ def run_experts(experts: Any, rows: torch.Tensor, counts: Sequence[int]) -> torc
     def multiply(name: str, x: torch.Tensor) -> torch.Tensor:
         weight = getattr(experts, name)
         weight = weight.mT if experts.is_transposed else weight
-        product = grouped_linear(x.to(weight.dtype), weight, counts)
+        product = multiply_groups(x.to(weight.dtype), weight, counts)
         if not experts.has_bias:
             return product
         numbers = torch.tensor(counts, device=x.device)
@@ -41,7 +41,7 @@ def run_experts(experts: Any, rows: torch.Tensor, counts: Sequence[int]) -> torc
     return multiply("down_proj", hidden).to(rows.dtype)
 
 
-def grouped_linear(rows: torch.Tensor, weight: torch.Tensor, counts: Sequence[int]) -> torch.Tensor:
+def multiply_groups(rows: torch.Tensor, weight: torch.Tensor, counts: Sequence[int]) -> torch.Tensor:
     """Multiply the rows of each expert by its matrix: (N, in) and (E, out, in) to (N, out)."""
     result: Any = _GroupedLinear.apply(rows, weight, tuple(counts))
     return result
