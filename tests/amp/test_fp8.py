@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 import torch
+from chosen import ALL
 from hypothesis import example as explicit
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -89,8 +90,9 @@ def test_the_formats_are_torchs() -> None:
 # ------------------------------------------------------------------------------------------ rounding
 
 
+@pytest.mark.chosen
 @FORMATS
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=300 if ALL else 150, deadline=None)
 @given(values=TENSORS)
 @explicit(values=[2.9987787136551085e-43])  # divided by the largest number of a format, this is 0 in float32
 def test_rounding_is_that_of_the_reference(form, values) -> None:
@@ -98,8 +100,9 @@ def test_rounding_is_that_of_the_reference(form, values) -> None:
     assert np.array_equal(dequantised(tensor, form.dtype), form.round(tensor.double().numpy()))
 
 
+@pytest.mark.chosen
 @FORMATS
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=200 if ALL else 100, deadline=None)
 @given(values=TENSORS)
 def test_the_error_is_half_a_step(form, values) -> None:
     exact = torch.tensor(values).double().numpy()
@@ -113,8 +116,9 @@ def test_the_bound_of_the_error_is_reached(form) -> None:
     assert dequantised(exact, form.dtype)[0] == 1.0
 
 
+@pytest.mark.chosen
 @FORMATS
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=200 if ALL else 100, deadline=None)
 @given(values=MODERATE, cut=st.integers(1, 19))
 def test_the_parts_of_a_tensor_round_like_the_whole(form, values, cut) -> None:
     """Unless an element is small enough to lose digits: one scale per part would change nearly every element."""

@@ -366,9 +366,10 @@ def tensors(run: dict[str, Any]) -> dict[str, torch.Tensor]:
     return {"losses": run["losses"], "norms": run["norms"], **gradients, **run["parameters"]}
 
 
-def test_a_missing_reduction_would_be_seen() -> None:
-    ranks = run_processes(train_some, 2, None, list(MAIN))
-    for name in MAIN:
+@pytest.mark.parametrize("names", [MAIN, pytest.param(OTHERS, marks=pytest.mark.slow)], ids=["main", "others"])
+def test_a_missing_reduction_would_be_seen(names: tuple[str, ...]) -> None:
+    ranks = run_processes(train_some, 2, None, list(names))
+    for name in names:
         with pytest.raises(AssertionError, match=re.escape(name)):
             compare([rank[name] for rank in ranks], name, name)
 

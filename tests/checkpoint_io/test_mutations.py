@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from chosen import ALL
 from torch import nn
 
 from colossal.checkpoint_io import CheckpointIO
@@ -15,7 +16,7 @@ from colossal.errors import CheckpointError
 from colossal.interface import OptimizerWrapper
 
 IO = CheckpointIO()
-MUTATIONS_PER_KIND = 120
+MUTATIONS_PER_KIND = 250 if ALL else 120
 SMALL = 1 / 2**11  # size_per_shard, in MB
 
 
@@ -115,6 +116,7 @@ KINDS: dict[str, tuple[Save, int]] = {
 }
 
 
+@pytest.mark.chosen
 @pytest.mark.parametrize("kind", KINDS)
 def test_no_mutation_crashes_or_goes_unseen(tmp_path: Path, kind: str) -> None:
     save, part = KINDS[kind]
