@@ -2,6 +2,7 @@
 
 import gc
 import importlib
+import logging
 import multiprocessing
 import os
 import re
@@ -9,7 +10,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -23,6 +24,7 @@ from torch import distributed as dist
 from colossal._src.cluster.mesh import _AMBIENT
 from colossal._src.testing.limits import scaled
 from colossal._src.testing.processes import PRELOADED, kept_pids
+from colossal.logging import get_dist_logger
 from colossal.testing import reuse_processes
 
 OPEN_FILES = Path("/proc/self/fd")
@@ -126,6 +128,13 @@ def _one_generator() -> Iterator[None]:
     torch.manual_seed = checked
     yield
     torch.manual_seed = seed
+
+
+@pytest.fixture
+def logged(caplog: pytest.LogCaptureFixture) -> Iterator[Callable[[], list[str]]]:
+    """What the library has logged so far; pytest listens to a logger that keeps its messages, once it is set up."""
+    with caplog.at_level(logging.INFO, get_dist_logger().name):
+        yield lambda: [record.getMessage() for record in caplog.records]
 
 
 @pytest.fixture(autouse=True)

@@ -2,7 +2,6 @@
 """Saved adapters: peft loads them on its own, any plugin goes on from them, and mistakes leave the model alone."""
 
 import json
-import logging
 import shutil
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,6 @@ from colossal._src.testing.processes import PRELOADED
 from colossal.booster import Booster
 from colossal.booster.plugin import Plugin, TorchDDPPlugin
 from colossal.errors import CheckpointError, ConfigError, UnsupportedError
-from colossal.logging import get_dist_logger
 from colossal.testing import assert_close, run_processes
 
 PRELOADED.append("peft")
@@ -298,20 +296,18 @@ def test_without_peft_the_error_says_what_to_install(monkeypatch) -> None:
         Booster(device="cpu").enable_lora(build(), lora_config=configuration)
 
 
-def test_saving_a_model_with_adapters_says_where_they_are(tmp_path, caplog, monkeypatch) -> None:
+def test_saving_a_model_with_adapters_says_where_they_are(tmp_path, logged) -> None:
     from colossal._src.booster import checkpoint_mixin
 
-    get_dist_logger()  # sets itself up once, and keeps its messages to itself then
-    monkeypatch.setattr(logging.getLogger("colossal"), "propagate", True)
     checkpoint_mixin._say_where_adapters_are.cache_clear()
     booster = Booster(device="cpu")
     plain, *_ = booster.boost(build())
     model, *_ = booster.boost(adapters(booster))
-    with caplog.at_level("WARNING"):
-        booster.save_model(plain, tmp_path / "plain", shard=True)
-        booster.save(tmp_path / "run", model, step=1)  # to resume; nobody loads it by from_pretrained
-        assert caplog.text == ""
-        booster.save_model(model, tmp_path / "adapted", shard=True)
-        booster.save_model(model, tmp_path / "adapted", shard=True)
-    assert caplog.text.count("booster.save_lora_as_pretrained(model, directory)") == 1
-    assert "model.unwrap(unwrap_peft=False).merge_and_unload()" in caplog.text
+    booster.save_model(plain, tmp_path / "plain", shard=True)
+    booster.save(tmp_path / "run", model, step=1)  # to resume; nobody loads it by from_pretrained
+    assert "adapters" not in "\n".join(logged())
+    booster.save_model(model, tmp_path / "adapted", shard=True)
+    booster.save_model(model, tmp_path / "adapted", shard=True)
+    (warning,) = (text for text in logged() if "adapters" in text)
+    assert "booster.save_lora_as_pretrained(model, directory)" in warning
+    assert "model.unwrap(unwrap_peft=False).merge_and_unload()" in warning

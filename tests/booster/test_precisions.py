@@ -1,8 +1,6 @@
 # pyright: reportArgumentType=false, reportCallIssue=false, reportReturnType=false
 """What each mixed precision does to a model, whatever the plugin."""
 
-import logging
-from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -23,19 +21,6 @@ from colossal.errors import ConfigError, UnsupportedError
 from colossal.interface import ModelWrapper, OptimizerWrapper
 from colossal.logging import get_dist_logger
 from colossal.nn.lr_scheduler import LinearWarmupLR
-
-
-@pytest.fixture
-def logged(caplog) -> Iterator[Callable[[], list[str]]]:
-    """What the library has logged so far."""
-    logger = logging.getLogger(get_dist_logger().name)
-    level = logger.level
-    logger.setLevel(logging.INFO)
-    logger.addHandler(caplog.handler)
-    yield lambda: [record.getMessage() for record in caplog.records]
-    logger.removeHandler(caplog.handler)
-    logger.setLevel(level)
-
 
 # ------------------------------------------------------------------------------------------ all of them
 

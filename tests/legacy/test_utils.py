@@ -2,7 +2,6 @@
 
 import copy
 import gc
-import logging
 import random
 import time
 from collections.abc import Iterator
@@ -232,17 +231,6 @@ def test_clips_to_the_norm_over_all_stages() -> None:
 
 
 # ------------------------------------------------------------------------------------------ reports
-
-
-@pytest.fixture
-def logged(caplog: pytest.LogCaptureFixture) -> Any:
-    logger = logging.getLogger(get_dist_logger().name)
-    level = logger.level
-    logger.setLevel(logging.INFO)
-    logger.addHandler(caplog.handler)
-    yield lambda: [record.getMessage() for record in caplog.records]
-    logger.removeHandler(caplog.handler)
-    logger.setLevel(level)
 
 
 @pytest.fixture

@@ -2,7 +2,7 @@
 """Options do what they say for every family, equal to one process, or are refused."""
 
 import copy
-import logging
+from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -213,12 +213,11 @@ def test_models_without_anything_to_fuse() -> None:
         assert optimize(model, mesh, enable_all_optimization=True) is model
 
 
-def test_all_optimizations_that_a_model_can_honour(caplog: pytest.LogCaptureFixture) -> None:
-    logging.getLogger("colossal").addHandler(caplog.handler)
+def test_all_optimizations_that_a_model_can_honour(logged: Callable[[], list[str]]) -> None:
     model = build("gptj")
     with fake_world(1), ParallelMesh() as mesh:
         own = optimize(model, mesh, enable_all_optimization=True)
-    text = caplog.text
+    text = "\n".join(logged())
     assert "GPTJForCausalLM: enable_fused_normalization: torch's; enable_jit_fused: compiled; " in text
     assert "enable_flash_attention is left out: enable_flash_attention needs a model whose attention" in text
     assert own.transformer.h[0].mlp.act._compiled_call_impl is not None

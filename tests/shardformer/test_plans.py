@@ -3,7 +3,7 @@
 
 import copy
 import importlib
-import logging
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -161,8 +161,7 @@ def test_a_model_that_nothing_divides_stays_as_it_is(config: dict[str, bool]) ->
     assert dict(model.named_modules()) == before
 
 
-def test_large_layers_that_stay_whole_are_named(caplog: pytest.LogCaptureFixture) -> None:
+def test_large_layers_that_stay_whole_are_named(logged: Callable[[], list[str]]) -> None:
     model = nn.Sequential(nn.Linear(8, 8), nn.Linear(1024, 1024))
-    logging.getLogger("colossal").addHandler(caplog.handler)
     divide(model, 2, ParallelPlan({"0": "colwise"}))
-    assert "Sequential: tp=2 shards 1 layers; large layers that stay replicated: 1 (1024 x 1024)" in caplog.text
+    assert "Sequential: tp=2 shards 1 layers; large layers that stay replicated: 1 (1024 x 1024)" in "\n".join(logged())
