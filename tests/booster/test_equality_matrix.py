@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 import torch
-from chosen import ALL
+from chosen import ALL, crossed
 from equality import assert_equal
 from families import build as build_family
 from families import inputs_of
@@ -163,7 +163,8 @@ WAYS: dict[str, Way] = {
     "HybridAdam": Way(optimizer=partial(optimizers.HybridAdam, lr=0.01, weight_decay=0.1)),
 }
 LONG_CELLS = {("2d", name) for name in ("none", "ZeRO-1", "Gemini", "Hybrid", "Hybrid, ZeRO-1")}
-LONG_CELLS |= {("tp3", name) for name in ("ZeRO-1", "Hybrid, ZeRO-1")}  # other cells have the plugin, and the world
+LONG_CELLS |= {("2d", "DDP")} | {("tp3", name) for name in ("DDP", "ZeRO-1", "ZeRO-2", "Hybrid, ZeRO-1")}
+"""Other cells have the plugin, and the world."""
 CLIP_IN_STEP = ("ZeRO-1", "ZeRO-2", "Gemini", "Hybrid", "Hybrid, ZeRO-1")
 
 
@@ -397,9 +398,10 @@ def alone_for_two_steps(name: str) -> dict[str, torch.Tensor]:
     return run_threads(program, 1)[0]
 
 
-SAVED = [(world, plugin) for world in ("tp2", "dp2 x tp2") for plugin in ("DDP", "ZeRO-1", "Gemini", "Hybrid")]
+SAVED = crossed(["tp2", "dp2 x tp2"], ["DDP", "ZeRO-1", "Gemini", "Hybrid"], one_in=2)
 
 
+@pytest.mark.chosen
 @pytest.mark.parametrize(("world", "plugin"), marked([*SAVED, ("pp2 x 2d", "Hybrid")]))
 def test_states_of_every_optimizer_go_on_from_a_checkpoint(world: str, plugin: str, tmp_path: Path) -> None:
     for name in KEEP_MORE:
@@ -552,8 +554,8 @@ def overflow_on_the_last_rank(world: str, plugin: str, layer: str) -> list[tuple
         return seen
 
 
-@pytest.mark.parametrize("layer", ["inner", "norm"])
-@pytest.mark.parametrize("plugin", HALF)
+@pytest.mark.chosen
+@pytest.mark.parametrize(("plugin", "layer"), crossed(HALF, ["inner", "norm"], one_in=2))
 @pytest.mark.parametrize("world", marked(["dp2", "tp2", "dp2 x tp2", "2d", "3d"]))
 def test_an_overflow_on_one_rank_skips_the_step_on_all(world: str, plugin: str, layer: str) -> None:
     """In a shard of a matrix, and in one of the replicas of a vector."""
@@ -565,13 +567,13 @@ def test_an_overflow_on_one_rank_skips_the_step_on_all(world: str, plugin: str, 
 # --------------------------------------------------------------------------------------------------------- refusals
 
 
-ALL = WORLDS | {name: mesh for name, (mesh, _) in DIVIDED.items()}
-REFUSED = [(world, plugin) for world, mesh in ALL.items() for plugin in PLUGINS if not is_supported(mesh, plugin)]
+MESHES = WORLDS | {name: mesh for name, (mesh, _) in DIVIDED.items()}
+REFUSED = [(world, plugin) for world, mesh in MESHES.items() for plugin in PLUGINS if not is_supported(mesh, plugin)]
 
 
 @pytest.mark.parametrize(("world", "plugin"), REFUSED)
 def test_every_other_cell_is_refused_with_a_reason(world: str, plugin: str) -> None:
-    with fake_world(size_of(ALL[world])), ParallelMesh(**ALL[world]) as mesh:
+    with fake_world(size_of(MESHES[world])), ParallelMesh(**MESHES[world]) as mesh:
         booster = Booster(device=DEVICE, plugin=PLUGINS[plugin](mesh))
         with pytest.raises(UnsupportedError, match=r"trains on a mesh with the axes .* Use HybridParallelPlugin\("):
             booster.boost(torch.nn.Linear(2, 2))

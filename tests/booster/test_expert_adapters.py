@@ -92,7 +92,7 @@ def train(world: str, name: str, folder: Path) -> dict[str, list[float]]:
     [
         ("ep2", "mixtral"),
         ("tp2", "mixtral"),
-        ("tp2-ep2", "mixtral"),
+        pytest.param("tp2-ep2", "mixtral", marks=pytest.mark.slow),
         ("ep2", "gpt-oss"),
         ("tp2-ep2", "gpt-oss"),
         pytest.param("ep4", "mixtral", marks=pytest.mark.slow),

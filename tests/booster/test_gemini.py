@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from chosen import crossed
 from digits import digits
 from equality import assert_equal, assert_within_rounding
 from torch import distributed as dist
@@ -171,7 +172,7 @@ def model() -> nn.Module:
 def alone(model: nn.Module) -> dict[tuple[str, str], Any]:
     """One process: without a plugin in float32, and by LowLevelZeroPlugin in half precision."""
     found: dict[tuple[str, str], Any] = {}
-    for kind in ("adamw", "hybrid", "sgd"):
+    for kind in KINDS:
         (found[kind, "fp32"],) = run_threads(train_by, 1, OTHERS["none"], model, kind)
         for precision in ("bf16", "fp16"):
             plugin = lambda p=precision: LowLevelZeroPlugin(precision=p, initial_scale=2.0**10)  # noqa: E731
@@ -179,10 +180,13 @@ def alone(model: nn.Module) -> dict[tuple[str, str], Any]:
     return found
 
 
-@pytest.mark.parametrize("size", [1, 2, 4])
-@pytest.mark.parametrize("precision", DTYPES)
-@pytest.mark.parametrize("placement", PLACEMENTS)
-@pytest.mark.parametrize("kind", ["adamw", "hybrid", "sgd"])
+KINDS = ("adamw", "hybrid", "sgd")
+
+
+@pytest.mark.chosen
+@pytest.mark.parametrize(
+    ("kind", "placement", "precision", "size"), crossed(KINDS, PLACEMENTS, DTYPES, [1, 2, 4], one_in=3)
+)
 def test_it_trains_like_one_process(kind: str, placement: str, precision: str, size: int, model, alone) -> None:
     ranks = run_threads(train, size, model, kind, placement, precision)
     close(ranks, alone[kind, precision], alone[kind, "fp32"], precision)
@@ -301,8 +305,8 @@ def load_apart(model: nn.Module, folder: Path, shard: bool, placement: str, prec
     return go_on(booster, boosted, BEFORE, STEPS), state_of(boosted[0])
 
 
-@pytest.mark.parametrize("shard", [False, True])
-@pytest.mark.parametrize("precision", DTYPES)
+@pytest.mark.chosen
+@pytest.mark.parametrize(("shard", "precision"), crossed([False, True], DTYPES, one_in=2))
 def test_parts_are_saved_and_loaded_alone(model, alone, tmp_path: Path, shard: bool, precision: str) -> None:
     losses, state = alone["hybrid", "fp32"]
     expected = run_threads(save_apart, 2, model, tmp_path, shard, precision)

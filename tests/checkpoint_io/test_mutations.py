@@ -16,7 +16,7 @@ from colossal.errors import CheckpointError
 from colossal.interface import OptimizerWrapper
 
 IO = CheckpointIO()
-MUTATIONS_PER_KIND = 250 if ALL else 120
+MUTATIONS_PER_KIND = 250 if ALL else 60
 SMALL = 1 / 2**11  # size_per_shard, in MB
 
 

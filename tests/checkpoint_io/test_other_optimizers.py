@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from chosen import crossed
 from equality import assert_equal
 from torch import nn
 from torch.optim import SGD, AdamW, lr_scheduler
@@ -101,8 +102,8 @@ def go_on(plugin: str | None, kind: str, folder: Path, model: nn.Module) -> dict
     return {"lrs": lrs, "after": boosted.state_dict(only_rank_0=False)}
 
 
-@pytest.mark.parametrize("kind", OPTIMIZERS)
-@pytest.mark.parametrize("plugin", [None, *PLUGINS])
+@pytest.mark.chosen
+@pytest.mark.parametrize(("plugin", "kind"), crossed([None, *PLUGINS], OPTIMIZERS, one_in=2))
 def test_it_loads_under_every_plugin(plugin: str | None, kind: str, tmp_path: Path) -> None:
     model, optimizer = trained(kind)
     state = optimizer.state_dict()

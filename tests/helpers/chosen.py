@@ -5,8 +5,9 @@ works. A test that takes only some of its cases is marked ``chosen``.
 """
 
 import os
-from collections.abc import Sequence
-from typing import TypeVar
+from collections.abc import Iterable, Sequence
+from itertools import product
+from typing import Any, TypeVar
 
 from pagetest.results.sample import sample
 
@@ -27,3 +28,17 @@ def chosen(cases: Sequence[Case], count: int, what: str) -> list[Case]:
         return list(cases)
     names = sample(map(repr, cases), what, count)
     return [case for case in cases if repr(case) in names]
+
+
+def crossed(*factors: Iterable[Any], one_in: int) -> list[tuple[Any, ...]]:
+    """Return one in so many cases of a product, spread as in a Latin square, or all.
+
+    Args:
+        factors: What is crossed. Each value occurs if another factor has at least ``one_in`` of them; all pairs of two
+            factors occur if a third has.
+        one_in: Of how many cases an ordinary run takes one.
+    """
+    cases = [
+        (sum(at for at, _ in case), tuple(value for _, value in case)) for case in product(*map(enumerate, factors))
+    ]
+    return [values for place, values in cases if ALL or place % one_in == 0]

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import pytest
 import torch
 
 from colossal._src.nn.layer import ParallelLayer
@@ -20,6 +21,9 @@ GRIDS: dict[str, dict[str, Any]] = {
     "3d": {"tp": 8, "tp_mode": "3d"},
 }
 """The meshes on which every layer is compared."""
+
+SMALL_GRIDS = [name if GRIDS[name]["tp"] < 8 else pytest.param(name, marks=pytest.mark.slow) for name in GRIDS]
+"""Eight ranks in the slow circle only, for what linear layers and a training on eight do not share."""
 
 
 def draw(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> torch.Tensor:

@@ -29,6 +29,7 @@ WORLDS: dict[str, tuple[int, dict[str, Any]]] = {  # ranks of tp, and the schedu
     "pp2 x tp2": (2, {}),
     "pp2 x tp2, interleaved": (2, INTERLEAVED),
 }
+SIMPLER = ("pp2", "pp2 x tp2, interleaved")  # each half of which another has
 NUM_LAYERS = 5
 OF_T5 = T5 | {"num_layers": NUM_LAYERS, "pad_token_id": 0}
 OF_WHISPER = WHISPER | {"encoder_layers": NUM_LAYERS, "decoder_layers": NUM_LAYERS}
@@ -102,7 +103,9 @@ def ranks_of(world: str) -> list[dict[str, dict[str, Any]]]:
 
 
 @pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize("world", WORLDS)
+@pytest.mark.parametrize(
+    "world", ["pp2, interleaved", "pp2 x tp2", *(pytest.param(each, marks=pytest.mark.slow) for each in SIMPLER)]
+)
 def test_equals_one_process(world: str, name: str) -> None:
     expected, ranks = step(name, None), [rank[name] for rank in ranks_of(world)]
     for kind in ("grads", "after"):

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from chosen import chosen
 from divided import assert_grads, whole_grads
 from equality import assert_equal
 from families import LENGTH, MODELS, NOT_CAUSAL, build, inputs_of, results_of
@@ -53,12 +54,16 @@ def check(name: str, size: int, attention: str, parallel_output: bool) -> None:
     assert all(found["numel"] < 0.8 * total for found in ranks), "hardly anything was divided"
 
 
+WITH_EAGER = [*(name for name in MODELS if name not in NOT_CAUSAL), "sam", "blip-2-t5"]
+
+
 @pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", MODELS)
 def test_equal_to_one_process(name: str, size: int) -> None:
     check(name, size, "sdpa", parallel_output=True)
 
 
-@pytest.mark.parametrize("name", [*(name for name in MODELS if name not in NOT_CAUSAL), "sam", "blip-2-t5"])
+@pytest.mark.chosen
+@pytest.mark.parametrize("name", chosen(WITH_EAGER, 13, "families with eager attention"))
 def test_eager_attention_and_whole_logits(name: str) -> None:
     check(name, 2, "eager", parallel_output=False)

@@ -5,6 +5,7 @@ import copy
 
 import pytest
 import torch
+from chosen import crossed
 from optimizers import CASES, CUTTERS, STEPS, draw, grads_at, set_grads, start, to_shards
 
 from colossal.cluster import ParallelMesh
@@ -126,9 +127,12 @@ def on_shards(name: str, cut: str) -> list[torch.Tensor]:
     return [shard.detach() for shard in shards]
 
 
-@pytest.mark.parametrize(("size", "cut"), [(2, "even"), (3, "all on the last"), (4, "odd")])
-@pytest.mark.parametrize("name", CASES)
-def test_shards_move_as_the_whole(name, size, cut) -> None:
+@pytest.mark.chosen
+@pytest.mark.parametrize(
+    ("name", "size_and_cut"), crossed(CASES, [(2, "even"), (3, "all on the last"), (4, "odd")], one_in=3)
+)
+def test_shards_move_as_the_whole(name, size_and_cut) -> None:
+    size, cut = size_and_cut
     found = run_threads(on_shards, size, name, cut)
     for parts, wanted in zip(zip(*found, strict=True), CASES[name].expected(), strict=True):
         torch.testing.assert_close(torch.cat(parts).view(wanted.shape), wanted, rtol=1e-10, atol=1e-12)

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from chosen import crossed
 from chunked import (
     BATCHES,
     EXACT,
@@ -214,8 +215,8 @@ MODELS = {
 }
 
 
-@pytest.mark.parametrize("placement", PLACEMENTS)
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.chosen
+@pytest.mark.parametrize(("name", "placement"), crossed(MODELS, PLACEMENTS, one_in=2))
 def test_any_model(name: str, placement: str) -> None:
     model = model_of(MODELS[name])
     expected = train_alone(model, make=sgd)
@@ -395,8 +396,8 @@ def train_by(step: Any, model: nn.Module, **options: Any) -> dict[str, Any]:
     return wrapped.state_dict(only_rank_0=False)
 
 
-@pytest.mark.parametrize("placement", PLACEMENTS)
-@pytest.mark.parametrize("name", STEPS)
+@pytest.mark.chosen
+@pytest.mark.parametrize(("name", "placement"), crossed(STEPS, PLACEMENTS, one_in=2))
 def test_unusual_steps(name: str, placement: str) -> None:
     step, factor = STEPS[name]
     model = model_of(Branches)

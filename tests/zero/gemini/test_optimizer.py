@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from chosen import crossed
 from chunked import (
     BATCHES,
     ROWS,
@@ -74,10 +75,8 @@ def test_every_gradient_counts(alone: Any) -> None:
         assert [name for name, grad in step.items() if grad is None] == ["idle.weight", "idle.bias"]
 
 
-@pytest.mark.parametrize(
-    "size", [pytest.param(1, marks=pytest.mark.slow), 2, 3, pytest.param(4, marks=pytest.mark.slow)]
-)
-@pytest.mark.parametrize("placement", PLACEMENTS)
+@pytest.mark.chosen
+@pytest.mark.parametrize(("size", "placement"), crossed([2, 3, 1, 4], PLACEMENTS, one_in=4))
 def test_any_placement_trains_like_one_process(placement: str, size: int, branches: nn.Module, alone: Any) -> None:
     ranks = run_threads(train_chunked, size, branches, **PLACEMENTS[placement])
     assert_equal(ranks, alone)
