@@ -106,6 +106,26 @@ def test_ranks_draw_as_their_place_says() -> None:
     assert not any(agree(masks(own), masks(other)))
 
 
+def evaluate_and_train() -> list[torch.Tensor]:
+    """Evaluate, which draws nothing, let one rank draw, and train."""
+    booster, model, optimizer, seen = boosted("tp2")
+    torch.manual_seed(100 + torch.distributed.get_rank())
+    model.eval()
+    with torch.no_grad():
+        model(input_ids=IDS)
+    if torch.distributed.get_rank() == 0:
+        torch.rand(3)
+    seen.clear()
+    model.train()
+    step(booster, model, optimizer)
+    return seen["transformer.drop"]
+
+
+def test_a_pass_without_draws_leaves_ranks_of_tensor_parallelism_together() -> None:
+    first, second = run_processes(evaluate_and_train, 2)
+    assert all(agree(first, second))
+
+
 # ---------------------------------------------------------------------- seeds, repeated passes, resumed runs
 
 

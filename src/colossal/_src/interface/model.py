@@ -85,15 +85,15 @@ class ModelWrapper(nn.Module):
         if streams is None:
             return self._run(*args, **kwargs)
         if torch.compiler.is_compiling():  # which cannot end its graph inside of a context, but before and after it
-            began = streams.begin()
+            before = streams.begin()
             outputs = self._run(*args, **kwargs)
-            streams.end(*began)
+            streams.end(before)
             return outputs
-        began = streams.begin()
+        before = streams.begin()
         try:
             return self._run(*args, **kwargs)
         finally:
-            streams.end(*began)
+            streams.end(before)
 
     def _run(self, *args: Any, **kwargs: Any) -> Any:
         if self._prepare_pass is not None:

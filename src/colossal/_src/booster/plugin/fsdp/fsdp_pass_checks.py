@@ -33,6 +33,7 @@ class PassChecks:
         self._order: list[str] = []
         self._agreed: list[str] | None = None
         self._used: list[str] | None = None
+        self._named: list[tuple[str, nn.Parameter]] = []
         self.keeps_gradients = False  # whether `no_sync` left some that are not reduced
         model.register_forward_pre_hook(self._begin, prepend=True)
         for unit in units:
@@ -116,7 +117,9 @@ class PassChecks:
 
         Communication: all_reduce, dp, 16 bytes, in the first step, and in one with other gradients than the last.
         """
-        used = [name for name, parameter in self._root.named_parameters() if parameter.grad is not None]
+        if not self._named:  # once: forward passes refuse another parameter in the place of one
+            self._named = list(self._root.named_parameters())
+        used = [name for name, parameter in self._named if parameter.grad is not None]
         if not self._has_peers or used == self._used:
             return
         try:
@@ -125,7 +128,7 @@ class PassChecks:
             error.add_note(_DIFFERENT)
             raise
         if not are_equal:
-            names = [name for name, parameter in self._root.named_parameters() if parameter.requires_grad]
+            names = [name for name, parameter in self._named if parameter.requires_grad]
             unused = [name for name in names if name not in used]
             raise ConfigError(
                 f"{_DIFFERENT} Found that ranks differ; this one has no gradient of {', '.join(unused) or 'none'}."
