@@ -104,7 +104,9 @@ class Training:
         self.causal, self.unit, self.flops_per_unit = causal, unit, flops_per_unit
         model.train()  # from_pretrained returns it in evaluation mode
         if options.checkpoint_layers:
-            model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+            # transformers renamed it; of adapters, the model that they adapt has it
+            enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
+            enable({"use_reentrant": False})
         if options.compile:
             model.compile()
         warmup = options.steps // 10 if options.warmup is None else options.warmup
