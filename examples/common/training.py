@@ -1,6 +1,7 @@
 """The loop of the programs: train, evaluate, log, save, resume."""
 
 import argparse
+import math
 import time
 from collections.abc import Iterator
 from contextlib import nullcontext
@@ -147,6 +148,11 @@ class Training:
         """Train on a batch, and measure it."""
         begin = time.perf_counter()
         loss, _, units = self.run_batch(batch, self.optimizer)
+        if not math.isfinite(loss):  # of all ranks, so that all of them stop
+            raise SystemExit(
+                f"The loss is {loss}. Nothing of this step is saved: lower --lr, or pass --precision fp32, and go on from "
+                "the last checkpoint with --resume."
+            )
         self.optimizer.step()
         self.scheduler.step()
         self.optimizer.zero_grad()

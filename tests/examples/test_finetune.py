@@ -207,6 +207,14 @@ def test_what_the_program_cannot_use_is_said_before_it_begins(
         check_length(SimpleNamespace(model=tmp_path), 97, 8)
 
 
+def test_a_loss_that_is_not_finite_ends_the_run_before_the_step() -> None:
+    training: Any = object.__new__(part_of_the_program("common.training").Training)
+    training.optimizer = None  # which makes no step
+    training.run_batch = lambda _batch, _optimizer: (float("nan"), 8, 8)
+    with pytest.raises(SystemExit, match=r"The loss is nan.*lower --lr"):
+        training.step({})
+
+
 class Recorder:
     """In place of a tracker: remembers what it is called with."""
 
