@@ -1,6 +1,8 @@
 """The options that the programs share, and the plugin that they ask for."""
 
 import argparse
+import importlib.util
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -88,3 +90,6 @@ def check(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
         parser.error("--tp, --pp, --sp and --ep need --plugin hybrid")
     if options.plugin != "hybrid" and options.zero_stage:
         parser.error("--zero-stage needs --plugin hybrid; --plugin zero1 and zero2 are stages of their own")
+    package = options.report_to
+    if package != "jsonl" and package not in sys.modules and importlib.util.find_spec(package) is None:
+        parser.error(f"--report-to {package} needs the package {package}: pip install {package}")

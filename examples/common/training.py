@@ -1,6 +1,7 @@
 """The loop of the programs: train, evaluate, log, save, resume."""
 
 import argparse
+import math
 import time
 from collections.abc import Iterator
 from contextlib import nullcontext
@@ -104,7 +105,9 @@ class Training:
         self.causal, self.unit, self.flops_per_unit = causal, unit, flops_per_unit
         model.train()  # from_pretrained returns it in evaluation mode
         if options.checkpoint_layers:
-            model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+            # transformers renamed it; of adapters, the model that they adapt has it
+            enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
+            enable({"use_reentrant": False})
         if options.compile:
             model.compile()
         warmup = options.steps // 10 if options.warmup is None else options.warmup
@@ -145,6 +148,11 @@ class Training:
         """Train on a batch, and measure it."""
         begin = time.perf_counter()
         loss, _, units = self.run_batch(batch, self.optimizer)
+        if not math.isfinite(loss):  # of all ranks, so that all of them stop
+            raise SystemExit(
+                f"The loss is {loss}. Nothing of this step is saved: lower --lr, or pass --precision fp32, and go on from "
+                "the last checkpoint with --resume."
+            )
         self.optimizer.step()
         self.scheduler.step()
         self.optimizer.zero_grad()

@@ -25,14 +25,38 @@ def read(path: Path, tokenizer: Any, length: int, *, pack: bool) -> list[Sample]
         pack: Join all samples, and cut the result into windows.
 
     Returns:
-        The samples.
+        The samples, without those that have no label to learn: where the answer begins beyond `length`, for example.
     """
-    lines = (line for line in path.read_text(encoding="utf-8").splitlines() if line.strip())
-    samples = [_tokenize(json.loads(line), tokenizer) for line in lines]
+    samples = [_tokenize(row, tokenizer) for row in _rows(path)]
     if pack:
         samples = list(_windows(samples, length))
     kept = [(ids[:length], labels[:length]) for ids, labels in samples]
-    return [(ids, labels) for ids, labels in kept if any(label != IGNORED for label in labels[1:])]
+    return [(ids, labels) for ids, labels in kept if num_labels(labels)]
+
+
+def num_labels(labels: Sequence[int]) -> int:
+    """Count the labels of a sample that are learned; the first is predicted from nothing."""
+    return sum(label != IGNORED for label in labels[1:])
+
+
+def _rows(path: Path) -> Iterator[Mapping[str, Any]]:
+    # not splitlines(), which also ends lines at characters that JSON has in strings
+    for number, line in enumerate(path.read_text(encoding="utf-8").split("\n"), start=1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except json.JSONDecodeError as error:
+            message = f"A JSONL file has a JSON object in each line. Found {error} in {path}:{number}."
+            raise ValueError(message) from None
+        keys = row.keys() if isinstance(row, dict) else frozenset[str]()
+        if not {"messages", "text"} & keys and not {"prompt", "completion"} <= keys:
+            found = f"the keys {', '.join(keys)}" if isinstance(row, dict) else type(row).__name__
+            raise ValueError(
+                f"A line has text; prompt and completion; or messages. Found {found} in {path}:{number}. Rename the "
+                "keys."
+            )
+        yield row
 
 
 def _tokenize(row: Mapping[str, Any], tokenizer: Any) -> Sample:

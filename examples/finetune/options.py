@@ -37,6 +37,10 @@ def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
     check(parser, options)
     if not options.smoke and (options.model is None or options.data is None):
         parser.error("--model and --data are required, or --smoke, which makes both")
+    if not options.smoke and not options.model.is_dir():
+        parser.error(f"--model {options.model} is no directory; 'hf download NAME --local-dir DIRECTORY' makes one")
+    if not options.smoke and not options.data.is_file():
+        parser.error(f"--data {options.data} is no file")
     return options
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import distributed as dist
 from torch import nn
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 import colossal
 from colossal.booster import Booster
@@ -18,7 +18,7 @@ from colossal.cluster import DistCoordinator
 from colossal.lazy import LazyInitContext
 from examples.common.report import flops_per_token
 from examples.common.training import Training, make_booster, make_loaders
-from examples.finetune.data import Collator, Samples, read
+from examples.finetune.data import Collator, Samples, num_labels, read
 from examples.finetune.options import make_smoke_inputs, parse
 
 
@@ -37,13 +37,33 @@ def make_training(options: argparse.Namespace, tokenizer: Any) -> Training:
 
 def _read_data(options: argparse.Namespace, booster: Booster, tokenizer: Any) -> tuple[Any, Any]:
     samples = read(options.data, tokenizer, options.length, pack=options.pack)
-    num_tests = len(samples) // 20 if options.eval_every else 0
+    if not samples:
+        raise SystemExit(
+            f"No sample of {options.data} has a label within --length {options.length}"
+            f"{' or fills a window with --pack' if options.pack else ''}. Pass another --length, or longer answers."
+        )
+    multiple = 8 * options.sp
+    _check_length(options, max(len(ids) for ids, _ in samples), multiple)
+    num_tests = max(1, len(samples) // 20) if options.eval_every else 0
+    counted = sum(num_labels(labels) for _, labels in samples[num_tests:])
+    DistCoordinator().print_on_master(f"{len(samples) - num_tests} samples to train on, {counted:,} labels to learn")
     train_set, test_set = (Samples(part, options.batch_size) for part in (samples[num_tests:], samples[:num_tests]))
     known = (tokenizer.pad_token_id, tokenizer.eos_token_id)
     pad_token = next((each for each in known if each is not None), 0)
-    collator = Collator(pad_token, multiple=8 * options.sp)
+    collator = Collator(pad_token, multiple)
     num_samples = len(samples) - num_tests
     return make_loaders(options, booster, train_set, test_set, num_samples=num_samples, collate_fn=collator)
+
+
+def _check_length(options: argparse.Namespace, length: int, multiple: int) -> None:
+    """Refuse samples that are longer, padded, than the model has positions: on a GPU the error would not say so."""
+    most = getattr(AutoConfig.from_pretrained(options.model), "max_position_embeddings", None)
+    padded = length + -length % multiple
+    if most is not None and padded > most:
+        raise SystemExit(
+            f"The model takes at most {most} tokens. Found samples of {padded} tokens, padded to a multiple of "
+            f"{multiple}. Pass --length {most - most % multiple}."
+        )
 
 
 def _add_adapters(options: argparse.Namespace, booster: Booster, model: nn.Module) -> nn.Module:

@@ -6,11 +6,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import Dataset, DistributedSampler, IterableDataset
+from torch.utils.data import Dataset, DistributedSampler
 
 from colossal.booster import Booster
 from colossal.booster.plugin import TorchDDPPlugin
-from colossal.errors import CheckpointError, ConfigError, UnsupportedError
+from colossal.errors import CheckpointError, ConfigError
 from colossal.interface import OptimizerWrapper
 from colossal.testing import fake_world
 
@@ -151,13 +151,6 @@ def test_epochs_that_are_left_early_have_new_orders() -> None:
     assert len({tuple(each) for each in firsts}) == 3
 
 
-class Stream(IterableDataset):
-    """Has no length."""
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(range(3))
-
-
 @pytest.mark.parametrize(
     ("dataset", "batch", "options", "error", "message"),
     [
@@ -166,7 +159,6 @@ class Stream(IterableDataset):
         (range(4), 2, {"generator": torch.Generator()}, ConfigError, "Pass seed=generator.initial_seed"),
         (range(0), 2, {"shuffle": True}, ConfigError, "Found an empty range"),
         (range(3), 4, {"drop_last": True}, ConfigError, "Found 3 samples, so that no batch is left"),
-        (Stream(), 2, {}, UnsupportedError, "Found Stream, an IterableDataset"),
     ],
 )
 def test_loaders_that_cannot_work_are_refused(dataset, batch, options, error, message) -> None:

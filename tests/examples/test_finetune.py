@@ -161,6 +161,60 @@ def test_torchrun_takes_no_option_of_the_program_for_its_own(program: str, capsy
     assert len(names) > 20
 
 
+class TokenizerOfOneToken:
+    eos_token_id = 0
+
+    def __call__(self, _text: str) -> SimpleNamespace:
+        return SimpleNamespace(input_ids=[1])
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        (['{"text": "a"}', "", '{"question": "a", "answer": "b"}'], r"Found the keys question, answer in .*:3\."),
+        (['{"prompt": "a"}'], r"Found the keys prompt in .*:1\."),
+        (["[1, 2]"], r"Found list in .*:1\."),
+        (['{"text": "a"}', '{"text": '], r"Found Expecting value: .* in .*:2\."),
+    ],
+)
+def test_lines_that_are_no_samples_are_named(lines: list[str], message: str, tmp_path: Path) -> None:
+    path = tmp_path / "data.jsonl"
+    path.write_text("\n".join(lines), encoding="utf-8")
+    tokenizer = TokenizerOfOneToken()
+    with pytest.raises(ValueError, match=message):
+        part_of_the_program("finetune.data").read(path, tokenizer, 8, pack=False)
+
+
+def test_what_the_program_cannot_use_is_said_before_it_begins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = part_of_the_program("finetune.options")
+    data = tmp_path / "data.jsonl"
+    data.touch()
+    monkeypatch.setattr("importlib.util.find_spec", lambda _name: None)
+    for words, message in (
+        (["--model", str(tmp_path / "none"), "--data", str(data)], "none is no directory"),
+        (["--model", str(tmp_path), "--data", str(tmp_path)], "is no file"),
+        (["--smoke", "--report-to", "wandb"], "pip install wandb"),
+    ):
+        with pytest.raises(SystemExit):
+            options.parse(words)
+        assert message in capsys.readouterr().err
+    (tmp_path / "config.json").write_text('{"model_type": "gpt2", "n_positions": 100}', encoding="utf-8")
+    check_length = part_of_the_program("finetune.train")._check_length
+    check_length(SimpleNamespace(model=tmp_path), 96, 8)
+    with pytest.raises(SystemExit, match=r"at most 100 tokens\. Found samples of 104 tokens.*--length 96"):
+        check_length(SimpleNamespace(model=tmp_path), 97, 8)
+
+
+def test_a_loss_that_is_not_finite_ends_the_run_before_the_step() -> None:
+    training: Any = object.__new__(part_of_the_program("common.training").Training)
+    training.optimizer = None  # which makes no step
+    training.run_batch = lambda _batch, _optimizer: (float("nan"), 8, 8)
+    with pytest.raises(SystemExit, match=r"The loss is nan.*lower --lr"):
+        training.step({})
+
+
 class Recorder:
     """In place of a tracker: remembers what it is called with."""
 

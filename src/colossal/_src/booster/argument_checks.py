@@ -4,11 +4,12 @@ from functools import cache
 from typing import Any
 
 from torch import nn
-from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SequentialSampler
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, SequentialSampler
 
 from colossal._src._dtypes import HALF_DTYPES
 from colossal._src.booster.mixed_precision import MixedPrecision
 from colossal._src.booster.plugin.base import Plugin
+from colossal._src.booster.plugin.dataloader import ResumableLoader
 from colossal._src.booster.plugin.single_process import SingleProcessPlugin
 from colossal._src.cluster import AXES, ParallelMesh
 from colossal._src.interface import ModelWrapper, OptimizerWrapper, Parts, unwrap_compiled
@@ -57,6 +58,7 @@ def check_dataloader(dataloader: Any, plugin: Plugin) -> None:
     batches = dataloader.batch_sampler
     sampler = batches.sampler if type(batches) is BatchSampler else dataloader.sampler if batches is None else batches
     if type(sampler) not in (SequentialSampler, RandomSampler):
+        _warn_of_stream(dataloader, plugin)
         return  # of an iterable dataset, or a custom sampler, which may shard the dataset by rank
     _, size = plugin.data_parallel_rank_and_size()
     if size > 1:
@@ -64,6 +66,16 @@ def check_dataloader(dataloader: Any, plugin: Plugin) -> None:
             f"Each of {size} data-parallel ranks trains on samples of its own. Found a DataLoader with a "
             f"{type(sampler).__name__}, which takes them from the full dataset on every rank. Build it by "
             "plugin.prepare_dataloader(dataset, batch_size=...), or with a torch.utils.data.DistributedSampler."
+        )
+
+
+def _warn_of_stream(dataloader: DataLoader[Any], plugin: Plugin) -> None:
+    """Say who shards a stream, which nobody can see from outside."""
+    is_ours = isinstance(dataloader, ResumableLoader)
+    if not is_ours and isinstance(dataloader.dataset, IterableDataset) and plugin.data_parallel_rank_and_size()[1] > 1:
+        get_dist_logger().warning(
+            f"{type(dataloader.dataset).__name__} must yield other samples on each data-parallel rank: this DataLoader "
+            "takes what it yields. plugin.prepare_dataloader shards an IterableDataset, and saves the position in it."
         )
 
 

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from colossal._src.interface.optimizer import OptimizerWrapper
 
 _KEEP_PEFT = "unwrap_peft=False"
+_OF_PARAMETERS = ("device", "dtype")
 
 # apart from the models, whose copies and files would otherwise contain the optimizer that reduces gradients
 _NO_SYNC: "WeakKeyDictionary[nn.Module, Callable[[], AbstractContextManager[Any]]]" = WeakKeyDictionary()
@@ -57,7 +58,10 @@ class ModelWrapper(nn.Module):
         refuse_partial_export(unwrap_model(module), self)
 
     def __getattr__(self, name: str) -> Any:
-        """Find a parameter, buffer or module, as of every `torch.nn.Module`.
+        """Find a parameter, buffer or module, as of every `torch.nn.Module`; and ``device`` and ``dtype``.
+
+        These are of the user's own model, as models of transformers have them, or of its first parameter; of a stage
+        of a pipeline, those of this rank.
 
         Raises:
             AttributeError: There is none; if the user's own model has it, the message says how to get there.
@@ -65,6 +69,8 @@ class ModelWrapper(nn.Module):
         try:
             return super().__getattr__(name)
         except AttributeError as error:
+            if name in _OF_PARAMETERS and (found := _of_parameters(self, name)) is not None:
+                return found
             if advice := _attribute_hint(vars(self).get("_modules", {}).get("module"), name):
                 raise AttributeError(f"{error}. {advice}") from None
             raise
@@ -254,6 +260,13 @@ def has_adapters(module: nn.Module) -> bool:
     own = unwrap_model(module)
     full_spec = full_spec_of(own)
     return is_peft_model(own) if full_spec is None else full_spec.adapter_names is not None
+
+
+def _of_parameters(model: nn.Module, name: str) -> Any:
+    """Find the device or type of a model, where inputs have to be; None of one without parameters."""
+    own = unwrap_model(model)
+    found = getattr(own, name, None)
+    return getattr(next(own.parameters(), None), name, None) if found is None else found
 
 
 def _attribute_hint(module: nn.Module | None, name: str) -> str:

@@ -122,8 +122,8 @@ def check_checkpointing(model: nn.Module, plan: ParallelPlan | None) -> list[nn.
     if plan is None or plan.stages is None:
         raise UnsupportedError(
             "gradient_checkpoint_config counts the layers that the stages of a plan name. Found "
-            f"{type(model).__name__}, whose plan has no stages. Call model.gradient_checkpointing_enable() before, or "
-            "pass a ParallelPlan with stages."
+            f"{type(model).__name__}, whose plan has no stages. Call model.activation_checkpointing_enable() before, "
+            "or pass a ParallelPlan with stages."
         )
     here = dict(base_model_of(model).named_modules())
     lists = [here[each.layers] for each in plan.stages.lists if each.layers in here]

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import nn
 from torch.optim import Optimizer
-from torch.utils.data import DataLoader, Dataset, DistributedSampler
+from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset
 
 from colossal._src._dtypes import HALF_DTYPES
 from colossal._src.booster.mixed_precision import MixedPrecision
 from colossal._src.booster.plugin.dataloader import (
     EpochSampler,
-    ResumableLoader,
+    ShardedLoader,
     check_full_batches,
     check_loader,
     seed_worker,
@@ -122,7 +122,9 @@ class Plugin(ABC):
         the loader and keep its position, as a number of samples of all ranks together.
 
         Args:
-            dataset: A dataset with a length.
+            dataset: A dataset with a length. Or a `torch.utils.data.IterableDataset`, which yields all samples in the
+                same order on every rank, and in every worker: the loader shards it. Where it has a method `set_epoch`,
+                this is called with the number of the epoch; to resume, the samples before are read again.
             batch_size: Samples in a batch of one rank.
             shuffle: Draw a new order for each epoch.
             seed: Seed of the order, and of the random generators of worker processes; the same on all ranks.
@@ -138,27 +140,30 @@ class Plugin(ABC):
         Raises:
             ConfigError: `batch_size` is below 1, an empty dataset is shuffled, `drop_last` leaves no batch, or `kwargs`
                 names a sampler or generator.
-            UnsupportedError: The dataset is iterable and so has no order to divide.
+            UnsupportedError: An `IterableDataset` is to be shuffled, or sampled.
         """
         check_loader(dataset, batch_size, shuffle, kwargs)
         rank, size = self.data_parallel_rank_and_size()
+        options: dict[str, Any] = {
+            "batch_size": batch_size,
+            "drop_last": drop_last,
+            "pin_memory": pin_memory,
+            "num_workers": num_workers,
+            # workers take their seeds from it: those of two ranks must not augment their samples in the same way
+            "generator": torch.Generator().manual_seed(seed + rank),
+            "worker_init_fn": kwargs.pop("worker_init_fn", seed_worker),
+            **kwargs,
+        }
+        if isinstance(dataset, IterableDataset):
+            from colossal._src.booster.plugin.stream_loader import make_stream_loader
+
+            return make_stream_loader(dataset, rank, size, distributed_sampler_cls, options)
         if drop_last and distributed_sampler_cls is None:  # one of another class may repeat samples
             check_full_batches(dataset, batch_size, size)
         sampler = (distributed_sampler_cls or EpochSampler)(
             dataset, num_replicas=size, rank=rank, shuffle=shuffle, seed=seed, drop_last=drop_last
         )
-        return (ResumableLoader if distributed_sampler_cls is None else DataLoader)(
-            dataset,
-            batch_size=batch_size,
-            sampler=sampler,
-            drop_last=drop_last,
-            pin_memory=pin_memory,
-            num_workers=num_workers,
-            # workers take their seeds from it: those of two ranks must not augment their samples in the same way
-            generator=torch.Generator().manual_seed(seed + rank),
-            worker_init_fn=kwargs.pop("worker_init_fn", seed_worker),
-            **kwargs,
-        )
+        return (ShardedLoader if distributed_sampler_cls is None else DataLoader)(dataset, sampler=sampler, **options)
 
 
 def wrap_parts(

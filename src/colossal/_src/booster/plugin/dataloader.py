@@ -1,6 +1,7 @@
 """Data loaders that give each data-parallel rank its samples, and that resume on any number of ranks."""
 
 import random
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import cycle, islice
@@ -25,8 +26,39 @@ class _Begun:
     num_steps: int  # that boosted optimizers had made then
 
 
+class EpochCounter:
+    """Chooses the epoch of each new iterator of a loader, so that the program need not call `set_epoch`."""
+
+    epoch = 0
+    start = 0
+    """How many samples the next epoch leaves out, because all ranks together have read them before."""
+
+    _begun: _Begun | None = None
+
+    def set_epoch(self, epoch: int) -> None:
+        """Let the next iterator be of this epoch."""
+        self.epoch, self._begun = epoch, None
+
+    def begin(self) -> _Begun:
+        """Choose the epoch of a new iterator: that of the last one, if that was only looked at."""
+        last, num_steps = self._begun, num_boosted_steps()
+        if last is not None and last.num_steps == num_steps:
+            self.epoch, self.start = last.epoch, last.start
+        self._begun = _Begun(self.epoch, self.start, num_steps)
+        return self._begun
+
+    def go_on(self, begun: _Begun) -> None:
+        """Let the epoch after that of an iterator come next, whatever was opened since its last batch."""
+        if self._begun not in (None, begun):
+            self.epoch, self.start, self._begun = begun.epoch + 1, 0, begun
+
+    def finish(self) -> None:
+        """Let the next iterator be of the next epoch: all samples of this one were read."""
+        self._begun = None
+
+
 @final
-class EpochSampler(DistributedSampler[Any]):
+class EpochSampler(EpochCounter, DistributedSampler[Any]):
     """Splits a dataset across the data-parallel ranks, in a new order for each epoch.
 
     Each new iterator begins the next epoch, so that `set_epoch` is not needed; a program that resumes calls it
@@ -35,33 +67,6 @@ class EpochSampler(DistributedSampler[Any]):
     `torch.utils.data.DistributedSampler`: where the ranks do not divide the dataset, the first samples are repeated,
     or with ``drop_last=True`` the last ones left out.
     """
-
-    start = 0
-    """How many samples the next epoch leaves out, because all ranks together have read them before."""
-
-    _begun: "_Begun | None" = None
-
-    def set_epoch(self, epoch: int) -> None:
-        """Let the next iterator be of this epoch."""
-        super().set_epoch(epoch)
-        self._begun = None
-
-    def begin(self) -> "_Begun":
-        """Choose the epoch of a new iterator: that of the last one, if that was only looked at."""
-        last, num_steps = self._begun, num_boosted_steps()
-        if last is not None and last.num_steps == num_steps:
-            self.epoch, self.start = last.epoch, last.start
-        self._begun = _Begun(self.epoch, self.start, num_steps)
-        return self._begun
-
-    def go_on(self, begun: "_Begun") -> None:
-        """Let the epoch after that of an iterator come next, whatever was opened since its last batch."""
-        if self._begun not in (None, begun):
-            self.epoch, self.start, self._begun = begun.epoch + 1, 0, begun
-
-    def finish(self) -> None:
-        """Let the next iterator be of the next epoch: all samples of this one were read."""
-        self._begun = None
 
     def __iter__(self) -> Iterator[int]:
         """Return the indices of this rank's samples in the current epoch, and go on to the next."""
@@ -81,11 +86,42 @@ class EpochSampler(DistributedSampler[Any]):
         return iter(left[self.rank :: self.num_replicas])
 
 
-@final
-class ResumableLoader(DataLoader[Any]):
+class ResumableLoader(DataLoader[Any], ABC):
     """Counts the samples that all ranks have read; they say where any number of ranks go on."""
 
     _position = (0, 0)
+
+    @property
+    @abstractmethod
+    def num_new_samples(self) -> int:
+        """How many samples of the current batch, on all ranks, no rank has read before; the others fill it up."""
+
+    @property
+    @abstractmethod
+    def _seed(self) -> int | None: ...
+
+    @abstractmethod
+    def _go_on(self, epoch: int, samples: int) -> None:
+        """Let the next iterator begin at a position."""
+
+    def state_dict(self) -> dict[str, int | None]:
+        """Return the position in the data, and the seed of its order; the same on all ranks."""
+        epoch, samples = self._position
+        return {"epoch": epoch, "samples": samples, "seed": self._seed}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Let the next iterator go on from a position, of any number of ranks and any batch size."""
+        if (seed := state.get("seed", self._seed)) != self._seed:
+            raise ConfigError(
+                f"A loader resumes in the order in which it was saved. Found seed={seed} saved and seed={self._seed} "
+                "here, None without shuffle. Pass the same shuffle and seed to prepare_dataloader."
+            )
+        self._go_on(state["epoch"], state["samples"])
+
+
+@final
+class ShardedLoader(ResumableLoader):
+    """Reads a dataset by index."""
 
     @property
     def _batch_of_all_ranks(self) -> int:
@@ -115,20 +151,8 @@ class ResumableLoader(DataLoader[Any]):
         sampler = cast("EpochSampler", self.sampler)
         return sampler.seed if sampler.shuffle else None
 
-    def state_dict(self) -> dict[str, int | None]:
-        """Return the position in the data, and the seed of its order; the same on all ranks."""
-        epoch, samples = self._position
-        return {"epoch": epoch, "samples": samples, "seed": self._seed}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Let the next iterator go on from a position, of any number of ranks and any batch size."""
-        epoch, samples, sampler = state["epoch"], state["samples"], cast("EpochSampler", self.sampler)
-        if (seed := state.get("seed", self._seed)) != self._seed:
-            raise ConfigError(
-                f"A loader resumes in the order in which it was saved. Found seed={seed} saved and seed={self._seed} "
-                "here, None without shuffle. Pass the same shuffle and seed to prepare_dataloader."
-            )
-        size = len(cast("Any", self.dataset))
+    def _go_on(self, epoch: int, samples: int) -> None:
+        sampler, size = cast("EpochSampler", self.sampler), len(cast("Any", self.dataset))
         if samples and samples + (self._batch_of_all_ranks if self.drop_last else 1) > size:
             epoch, samples = epoch + 1, 0
         sampler.set_epoch(epoch)
@@ -151,14 +175,26 @@ def check_loader(dataset: Dataset[Any], batch_size: int, shuffle: bool, kwargs: 
             "Pass distributed_sampler_cls, or build a torch DataLoader yourself."
         )
     if isinstance(dataset, IterableDataset):
-        raise UnsupportedError(
-            f"prepare_dataloader shards a dataset by index. Found {type(dataset).__name__}, an IterableDataset. "
-            "Shard it by rank in its __iter__, and build a torch DataLoader."
-        )
+        check_stream(dataset, shuffle)
+        return
     if shuffle and len(cast("Any", dataset)) == 0:  # without it, one that is evaluated on nothing
         raise ConfigError(
             f"A dataset that is shuffled has at least 1 sample. Found an empty {type(dataset).__name__}. Check the "
             "path and the filters that it was made with."
+        )
+
+
+def check_stream(dataset: IterableDataset[Any], shuffle: bool) -> None:
+    """Reject a stream that would have to be shuffled, or was sharded before."""
+    if shuffle:
+        raise UnsupportedError(
+            f"An IterableDataset has the order in which it yields. Found shuffle=True for {type(dataset).__name__}. "
+            "Leave it out, and shuffle in the dataset, equally on all ranks, by the epoch that set_epoch gets."
+        )
+    if getattr(dataset, "_distributed", None) is not None:  # of `datasets`
+        raise ConfigError(
+            "prepare_dataloader shards a stream, and each rank passes the full one. Found one of "
+            "split_dataset_by_node. Leave out that call."
         )
 
 

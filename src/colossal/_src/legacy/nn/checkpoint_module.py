@@ -34,7 +34,7 @@ class CheckpointModule(nn.Module):
 
     def __init__(self, checkpoint: bool = True, offload: bool = False) -> None:
         super().__init__()
-        superseded("colossal.nn.CheckpointModule", "torch.utils.checkpoint, or model.gradient_checkpointing_enable()")
+        superseded("colossal.nn.CheckpointModule", "torch.utils.checkpoint, or model.activation_checkpointing_enable()")
         self.checkpoint = self._use_checkpoint = checkpoint
         self._offload = offload
 

@@ -70,9 +70,10 @@ def plan_of(model: nn.Module) -> ParallelPlan:
         return table if isinstance(table, ParallelPlan) else table(config)
     found = hf_plan(config)
     if found is None:
+        of_family = "" if family == "None" else f"of the family {family!r}, "
         raise PlanError(
-            f"A model is divided by the table of its family. Found {type(model).__name__}, of the family {family!r}, "
-            "which has none, and whose configuration has no plan either. Pass a ParallelPlan as the policy; there are "
-            f"tables for {', '.join(FAMILIES)}."
+            f"A model is divided by the table of its family. Found {type(model).__name__}, {of_family}which has none, and "
+            "whose configuration has no plan either. Pass a ParallelPlan as the policy, custom_policy of a plugin; there "
+            f"are tables for {', '.join(FAMILIES)}."
         )
     return found

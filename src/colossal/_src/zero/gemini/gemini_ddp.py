@@ -98,7 +98,7 @@ class GeminiDDP(ModelWrapper):
 
     Attributes:
         chunks: The manager that gathers and evicts chunks.
-        dtype: What the model computes in; None if it was not cast.
+        device: Where the model computes.
         gradients: How gradients are communicated.
         partition: The ranks over which chunks are sharded.
 
@@ -179,7 +179,7 @@ class GeminiDDP(ModelWrapper):
             compress_fp8=self.gradients.fp8_communication,
         )
         check_replicas(module, self.partition, mesh)
-        self.dtype = self.mixed_precision
+        self.device = device
         with mesh:
             self.chunks = build_chunks(
                 module,
@@ -188,15 +188,15 @@ class GeminiDDP(ModelWrapper):
                 keywords.read(GeminiConfig),
                 self.gradients,
                 device,
-                self.dtype,
+                self.mixed_precision,
                 self.memstats,
                 self.scatter_after_inference,
             )
         own = unwrap_model(self)
         for name, message in _REFUSED.items():
             refuse([each for each in (own, model_without_adapters(own)) if hasattr(each, name)], name, message)
-        if self.dtype is not None:
-            cast_inputs_and_outputs(self, self.dtype)
+        if self.mixed_precision is not None:
+            cast_inputs_and_outputs(self, self.mixed_precision)
         elif self.force_outputs_fp32:
             self.register_forward_hook(lambda _module, _args, outputs: cast_floats(outputs, torch.float32))
 

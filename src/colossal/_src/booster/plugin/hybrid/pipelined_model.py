@@ -99,7 +99,9 @@ class PipelinedModel(nn.Module):
         )
 
     def __getattr__(self, name: str) -> Any:
-        """Find the configuration of the full model."""
+        """Find the configuration of the full model, and the device and type of the parameters of this rank."""
+        if name in ("device", "dtype"):
+            return getattr(next(self.parameters()), name)
         full_spec: FullModelSpec | None = vars(self).get("full_spec")
         if name == "config" and full_spec is not None and full_spec.config is not None:
             return full_spec.config
