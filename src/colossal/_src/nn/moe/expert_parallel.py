@@ -2,7 +2,6 @@
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 
-from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -13,8 +12,8 @@ from colossal._src import comm
 from colossal._src.cluster import ParallelMesh
 from colossal._src.comm import end_graphs_in
 from colossal._src.nn.layer.tp import make_param_shard
-from colossal._src.nn.moe.dispatch import EXPERTS, Dispatched, combine, dispatch, num_experts_of_rank
-from colossal._src.nn.moe.stacked_experts import multiplies_groups, run_experts
+from colossal._src.nn.moe.dispatch import EXPERTS, combine, dispatch, num_experts_of_rank
+from colossal._src.nn.moe.grouped_forward import forward_grouped
 from colossal._src.tensor import Layout
 from colossal.errors import PlanError
 
@@ -54,19 +53,10 @@ class ExpertParallel(nn.Module):
                 comm.scatter(each, "tp", 0, mesh, uneven=True) for each in (hidden_states, chosen, weights)
             )
         arrived = dispatch(hidden_states, chosen, self.num_experts * mesh.size(EXPERTS), mesh)
-        if multiplies_groups(self, arrived.rows):
-            outputs = run_experts(self, arrived.rows, arrived.counts)
-        else:
-            outputs = self._run_forward(super().forward, arrived)
+        ends = torch.tensor(arrived.counts, device="cpu").cumsum(0)
+        outputs = forward_grouped(self, super().forward, arrived.rows, ends)
         result = combine(outputs, weights, arrived)
         return comm.gather(result, "tp", 0, mesh, length=length) if divides else result
-
-    def _run_forward(self, forward: Callable[..., torch.Tensor], arrived: Dispatched) -> torch.Tensor:
-        """Run the forward method of the class, for one expert of each row, whose weight is 1."""
-        rows, experts, number = arrived.rows, arrived.expert_of_row, len(arrived.rows)
-        if not number:  # so that its experts have gradients, of zeros, and it takes part in the backward pass
-            rows, experts = torch.cat([rows, rows.new_zeros(1, rows.shape[1])]), experts.new_zeros(1)
-        return forward(rows, experts[:, None], rows.new_ones(len(rows), 1))[:number]
 
 
 def shard_experts(experts: nn.Module, mesh: ParallelMesh) -> nn.Module:
@@ -78,7 +68,9 @@ def shard_experts(experts: nn.Module, mesh: ParallelMesh) -> nn.Module:
     Args:
         experts: Experts as Hugging Face has them: `num_experts` says how many there are, the parameters have one row
             for each, and the forward method takes hidden states of shape (T, D), the experts of each token of shape
-            (T, K), and their weights of shape (T, K).
+            (T, K), and their weights of shape (T, K). A method ``forward_grouped(rows, ends)``, if they have one, is
+            called instead: with rows that are sorted by expert, and where those of each expert of this rank end, a
+            tensor of integers in host memory.
         mesh: The mesh. Ranks of tp are assumed to have the same tokens, of which each dispatches a part.
 
     Returns:

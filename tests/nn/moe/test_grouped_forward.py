@@ -1,5 +1,5 @@
 # pyright: reportArgumentType=false
-"""Experts of Hugging Face that multiply the rows of each by its weights, equal to their own forward method."""
+"""Rows that are sorted by expert are computed without sorting them again, equal to the experts' forward method."""
 
 import copy
 from typing import Any
@@ -10,7 +10,9 @@ from equality import assert_equal
 from families import EXPERTS, build
 from torch import nn
 
-from colossal._src.nn.moe.stacked_experts import multiplies_groups, multiply_groups
+from colossal._src.nn.moe.grouped_forward import multiplies_groups
+from colossal._src.nn.moe.grouped_products import gated_silu, multiply_groups
+from colossal._src.nn.moe.row_order import RowOrder
 from colossal.cluster import ParallelMesh
 from colossal.nn.moe import shard_experts
 from colossal.testing import run_processes
@@ -53,7 +55,7 @@ def run_sharded(name: str, numbers: tuple[int, ...], frozen: str) -> dict[str, t
             experts.get_parameter(frozen).requires_grad_(False)
         parts = routing(numbers, experts.num_experts)
         experts = shard_experts(experts, mesh)
-        assert multiplies_groups(experts, parts[0][0])
+        assert multiplies_groups(experts)
         return run(experts, [parts[mesh.rank("ep")]])
 
 
@@ -85,11 +87,56 @@ def test_twice_differentiable() -> None:
     assert torch.autograd.gradgradcheck(multiply, (rows, weight))
 
 
+def test_sums_and_gates_twice_differentiable() -> None:
+    draw = torch.Generator().manual_seed(1)
+    rows = torch.randn(6, 4, generator=draw, dtype=torch.float64, requires_grad=True)
+    weights = torch.rand(3, 2, generator=draw, dtype=torch.float64, requires_grad=True)
+    order = RowOrder.by(torch.tensor([2, 0, 1, 0, 0, 2]), 2)[1]
+    expected = (order.restore(order.take(rows[:3])) / 2).detach()
+    assert_equal(expected, rows[:3].detach(), "copies of tokens, added up")
+    for function, inputs in ((order.add_weighted, (rows, weights)), (gated_silu, (rows,))):
+        assert torch.autograd.gradcheck(function, inputs)
+        assert torch.autograd.gradgradcheck(function, inputs)
+
+
+def test_sums_are_in_the_longer_dtype() -> None:
+    order = RowOrder.by(torch.zeros(2, dtype=torch.int64), 2)[1]
+    rows = torch.tensor([[1.0], [2.0**-8]], dtype=torch.bfloat16)
+    found = order.add_weighted(rows, torch.tensor([[1.0, 2.0]]))
+    assert found.dtype == torch.bfloat16
+    assert float(found) == 1 + 2.0**-7  # in bfloat16, each half would have been rounded away
+
+
+class Doubling(nn.Module):
+    """Experts of a program: those with a method for rows that are sorted never run their forward method."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.num_experts = 4
+        self.scales = nn.Parameter(torch.arange(1, 5, dtype=torch.float64))
+        self.ends: list[int] = []
+
+    def forward_grouped(self, rows: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
+        self.ends = ends.tolist()
+        return rows * self.scales.repeat_interleave(ends.diff(prepend=ends.new_zeros(1)))[:, None]
+
+
+def run_own_method() -> tuple[list[int], torch.Tensor]:
+    with ParallelMesh(ep=2) as mesh:
+        experts: Any = shard_experts(Doubling(), mesh)
+        found = experts(torch.ones(2, 3, dtype=torch.float64), torch.tensor([[3, 0], [1, 3]]), torch.ones(2, 2))
+        return experts.ends, found
+
+
+def test_own_method_for_sorted_rows() -> None:
+    for (ends, found), expected in zip(run_processes(run_own_method, 2), ([2, 4], [0, 4]), strict=True):
+        assert ends == expected
+        assert_equal(found, torch.tensor([[5.0], [6.0]], dtype=torch.float64).expand(2, 3), "results")
+
+
 def test_what_computes_otherwise_runs_its_own_forward_method() -> None:
     grouped, eager = (experts_of("mixtral", each) for each in ("grouped_mm", "eager"))
     with_norm = copy.copy(grouped)
     with_norm.has_post_expert_norm = True
-    rows = torch.empty(2, WIDTH)
-    assert multiplies_groups(grouped, rows)
-    assert not any(multiplies_groups(each, rows) for each in (eager, with_norm, nn.Linear(2, 2)))
-    assert not multiplies_groups(grouped, rows.to("meta"))
+    assert multiplies_groups(grouped)
+    assert not any(multiplies_groups(each) for each in (eager, with_norm, nn.Linear(2, 2)))
