@@ -1,10 +1,12 @@
 """Tokens reach their experts and come back: equal to a loop over experts, with any numbers of tokens."""
 
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
 from equality import assert_equal
+from torch import distributed as dist
 from torch import nn
 from torch.nn import functional
 
@@ -12,7 +14,7 @@ from colossal._src.nn.moe import ExpertParallel
 from colossal.cluster import ParallelMesh
 from colossal.comm import Channel, CommCounter
 from colossal.errors import PlanError
-from colossal.nn.moe import combine, dispatch, shard_experts
+from colossal.nn.moe import Capacity, MixtureOfExperts, Router, combine, dispatch, shard_experts
 from colossal.testing import fake_world, run_processes, run_threads
 
 WIDTH, NUM_EXPERTS = 3, 4
@@ -141,6 +143,88 @@ def test_more_than_one_number_per_token_keeps_the_dtype() -> None:
         assert arrived.counts == (1, 2, 1, 0)
         assert arrived.expert_of_row.tolist() == [0, 1, 1, 2]
         assert combine(arrived.rows, torch.full((2, 2), 0.5), arrived).dtype == torch.bfloat16
+
+
+class Shared(nn.Module):
+    """A module whose passes are noted, next to the collectives."""
+
+    def __init__(self, events: list[str]) -> None:
+        super().__init__()
+        self.layer, self.events = nn.Linear(WIDTH, WIDTH).double(), events
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        self.events.append("shared")
+        result = self.layer(tokens)
+        result.register_hook(lambda _: self.events.append("shared, backward"))
+        return result
+
+
+def mix(numbers: tuple[int, ...], mesh: ParallelMesh | None, events: list[str], capacity: Capacity | None) -> Any:
+    """Results and gradients of a layer with a shared module, for all tokens or those of this rank."""
+    torch.manual_seed(0)
+    router = Router(WIDTH, NUM_EXPERTS, 2, capacity=capacity, mesh=mesh).double()
+    layer = MixtureOfExperts(router, Experts(), Shared(events), mesh=mesh)
+    tokens = [tokens for tokens, *_ in routing(numbers, CHOICES["all experts"])]
+    parts = tokens if mesh is None else tokens[mesh.rank("ep") :][:1]
+    outputs, inputs = list[torch.Tensor](), [part.clone().requires_grad_() for part in parts]
+    for part in inputs:  # a capacity is that of the tokens of a rank
+        outputs.append(layer(part)[0])
+    torch.stack([output.square().sum() for output in outputs]).sum().backward()
+    grads = {name: each.grad for name, each in layer.named_parameters()} | {
+        "tokens": torch.cat([p.grad for p in inputs])
+    }
+    return {"result": torch.cat(outputs).detach()} | {name: grad for name, grad in grads.items() if grad is not None}
+
+
+def mix_on_ranks(numbers: tuple[int, ...], capacity: Capacity | None) -> Any:
+    events, exchanged = list[str](), dist.all_to_all_single
+
+    class Noted:
+        def __init__(self, work: Any) -> None:
+            self.work = work
+
+        def wait(self) -> None:
+            events.append("wait")
+            self.work.wait()
+
+    def note(*args: Any, **kwargs: Any) -> Any:
+        work = exchanged(*args, **kwargs)
+        events.append("start" if kwargs.get("async_op") else "exchange")
+        return Noted(work) if kwargs.get("async_op") else work
+
+    with ParallelMesh(ep=len(numbers)) as mesh, patch.object(dist, "all_to_all_single", note):
+        return mix(numbers, mesh, events, capacity), events
+
+
+@pytest.mark.parametrize("capacity", [None, Capacity(train=0.5, minimum=2)], ids=["dropless", "overflow"])
+@pytest.mark.parametrize("numbers", NUM_TOKENS.values(), ids=NUM_TOKENS)
+def test_shared_experts_are_computed_while_tokens_travel(numbers: tuple[int, ...], capacity: Capacity | None) -> None:
+    expected = mix(numbers, None, [], capacity)
+    found = run_processes(mix_on_ranks, 2, numbers, capacity)
+    for values, events in found:
+        forward = ["exchange", "start", "shared", "wait", "exchange"]  # counts; tokens; results
+        assert events == [*forward, "exchange", "start", "shared, backward", "wait"]
+        assert values.keys() == expected.keys()
+    for name, value in expected.items():
+        of_ranks = [values[name] for values, _ in found]
+        is_sum = name.startswith(("router", "shared"))
+        assert_equal(torch.stack(of_ranks).sum(0) if is_sum else torch.cat(of_ranks), value, name)
+
+
+def test_exchanges_with_something_meanwhile_are_twice_differentiable() -> None:
+    def program() -> bool:
+        with ParallelMesh(ep=2) as mesh:
+            tokens, chosen, weights = next(routing((3,), CHOICES["all experts"], seed=mesh.rank("ep")))
+            found: list[torch.Tensor] = []
+            tokens.requires_grad_()
+            arrived = dispatch(tokens, chosen, NUM_EXPERTS, mesh, meanwhile=lambda: found.append(tokens.square()))
+            total = combine(arrived.rows.square(), weights, arrived).sum() + found[0].sum()
+            (first,) = torch.autograd.grad(total, tokens, create_graph=True)
+            (second,) = torch.autograd.grad(first.square().sum(), tokens)
+            factors = 2 * (weights.sum(1, keepdim=True) + 1)
+            return torch.allclose(first, factors * tokens) and torch.allclose(second, 2 * factors.square() * tokens)
+
+    assert run_threads(program, 2) == [True, True]
 
 
 @pytest.mark.parametrize("number", [4, -1])

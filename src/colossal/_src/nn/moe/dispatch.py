@@ -6,6 +6,7 @@ the number of rows that the experts of this rank get from all ranks.
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import final
 
@@ -14,7 +15,7 @@ from torch import distributed as dist
 
 from colossal._src import comm
 from colossal._src.cluster import Axis, ParallelMesh
-from colossal._src.comm import Channel
+from colossal._src.comm import Channel, RowExchange
 from colossal._src.nn.moe.row_order import RowOrder
 from colossal.errors import PlanError
 
@@ -58,7 +59,13 @@ class Dispatched:
     mesh: ParallelMesh
 
 
-def dispatch(tokens: torch.Tensor, chosen: torch.Tensor, num_experts: int, mesh: ParallelMesh) -> Dispatched:
+def dispatch(
+    tokens: torch.Tensor,
+    chosen: torch.Tensor,
+    num_experts: int,
+    mesh: ParallelMesh,
+    meanwhile: Callable[[], object] | None = None,
+) -> Dispatched:
     """Send each token to the ranks of its experts.
 
     No token is dropped, whatever number of them an expert gets: messages are as long as they have to be. The rank with
@@ -69,6 +76,8 @@ def dispatch(tokens: torch.Tensor, chosen: torch.Tensor, num_experts: int, mesh:
         chosen: The experts of each token, of shape (T, K): integers from 0.
         num_experts: The number of experts on all ranks; the size of the ep axis divides it.
         mesh: The mesh.
+        meanwhile: Called while the tokens are on their way; backward, what it computed is as well, while their
+            gradients are. Where collectives have streams of their own (NCCL), or a core to spare, that takes no time.
 
     Returns:
         What has arrived here.
@@ -108,7 +117,14 @@ def dispatch(tokens: torch.Tensor, chosen: torch.Tensor, num_experts: int, mesh:
             f"{int(keys.min())} to {int(keys.max())}. Pass what the router of these experts chose."
         )
     receive = tuple(sum(flat[rank * num_local : (rank + 1) * num_local]) for rank in range(size))
-    rows, arrived = comm.exchange_rows(sent.take(tokens), EXPERTS, send, receive, mesh), None
+    rows, arrived = sent.take(tokens), None
+    if meanwhile is None:
+        rows = comm.exchange_rows(rows, EXPERTS, send, receive, mesh)
+    else:
+        exchange = RowExchange(EXPERTS, send, receive, mesh)
+        ticket = exchange.start(rows)
+        meanwhile()
+        rows = exchange.wait(ticket)
     if size > 1:
         experts = torch.arange(num_local, device=keys.device).repeat(size)
         keys, arrived = RowOrder.by(experts.repeat_interleave(theirs.flatten().to(keys.device), output_size=len(rows)))

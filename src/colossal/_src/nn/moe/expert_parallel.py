@@ -2,6 +2,7 @@
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -35,13 +36,20 @@ class ExpertParallel(nn.Module):
         """
         self._are_tokens_sharded = True
 
-    def forward(self, hidden_states: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    def forward(
+        self,
+        hidden_states: torch.Tensor,
+        chosen: torch.Tensor,
+        weights: torch.Tensor,
+        meanwhile: Callable[[], object] | None = None,
+    ) -> torch.Tensor:
         """Send tokens to their experts, and return the weighted sums of what these make of them.
 
         Args:
             hidden_states: Of shape (T, D).
             chosen: The experts of each token, of shape (T, K).
             weights: Their weights, of shape (T, K).
+            meanwhile: Called while tokens are on their way, as of `dispatch`.
 
         Returns:
             The results, of shape (T, D).
@@ -52,7 +60,7 @@ class ExpertParallel(nn.Module):
             hidden_states, chosen, weights = (
                 comm.scatter(each, "tp", 0, mesh, uneven=True) for each in (hidden_states, chosen, weights)
             )
-        arrived = dispatch(hidden_states, chosen, self.num_experts * mesh.size(EXPERTS), mesh)
+        arrived = dispatch(hidden_states, chosen, self.num_experts * mesh.size(EXPERTS), mesh, meanwhile)
         ends = torch.tensor(arrived.counts, device="cpu").cumsum(0)
         outputs = forward_grouped(self, super().forward, arrived.rows, ends)
         result = combine(outputs, weights, arrived)

@@ -3,7 +3,7 @@
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 
 from collections.abc import Iterable
-from typing import final
+from typing import Any, final
 
 import torch
 from torch import nn
@@ -35,7 +35,8 @@ class MixtureOfExperts(nn.Module):
     Raises:
         PlanError: The experts cannot be stacked, or not be sharded.
 
-    Communication: all_to_all, ep, as of `dispatch` and `combine`. Shared experts are computed after that.
+    Communication: all_to_all, ep, as of `dispatch` and `combine`. The shared module is computed while tokens are on
+    their way to their experts; backward, while the gradients of these tokens are on their way back.
 
     Example:
         >>> import torch
@@ -85,20 +86,28 @@ class MixtureOfExperts(nn.Module):
         """
         routing: Routing = self.router(hidden_states, replay)
         tokens = hidden_states.flatten(0, -2)
-        if self._stream is not None:
-            self._stream.enter()
-        output = self._run_experts(tokens, routing)
+        of_shared: list[torch.Tensor] = []
+
+        def meanwhile() -> None:
+            if self.shared is not None:
+                of_shared.append(self.shared(tokens))
+            if self._stream is not None:  # for the experts, whose tokens are not those of the shared ones
+                self._stream.enter()
+
+        overlaps = self.shared is not None and isinstance(self.experts, ExpertParallel)
+        if not overlaps:
+            meanwhile()
+        output = self._run_experts(tokens, routing, {"meanwhile": meanwhile} if overlaps else {})
         if self._stream is not None:
             self._stream.leave()
-        if self.shared is not None:
-            output = output + self.shared(tokens)
+        output = sum(of_shared, output)
         return output.view(hidden_states.shape), routing
 
-    def _run_experts(self, tokens: torch.Tensor, routing: Routing) -> torch.Tensor:
+    def _run_experts(self, tokens: torch.Tensor, routing: Routing, options: dict[str, Any]) -> torch.Tensor:
         chosen, weights, kept = routing.chosen, routing.weights, routing.kept
         if kept is None:
-            return self.experts(tokens, chosen, weights)
+            return self.experts(tokens, chosen, weights, **options)
         # only what is kept is sent, as a token for one expert each
         at, which = kept.nonzero(as_tuple=True)
-        outputs = self.experts(tokens[at], chosen[at, which, None], weights[at, which, None])
+        outputs = self.experts(tokens[at], chosen[at, which, None], weights[at, which, None], **options)
         return torch.zeros_like(tokens).index_add(0, at, outputs.to(tokens.dtype))
