@@ -13,7 +13,7 @@ from torch.nn import functional
 from colossal._src.nn.moe import ExpertParallel
 from colossal.cluster import ParallelMesh
 from colossal.comm import Channel, CommCounter
-from colossal.errors import PlanError
+from colossal.errors import ConfigError, PlanError
 from colossal.nn.moe import Capacity, MixtureOfExperts, Router, combine, dispatch, shard_experts
 from colossal.testing import fake_world, run_processes, run_threads
 
@@ -65,33 +65,35 @@ def run(experts: nn.Module, parts: list[Any]) -> dict[str, torch.Tensor]:
     return {"result": result.detach()} | {name: grad for name, grad in grads.items() if grad is not None}
 
 
-def run_sharded(numbers: tuple[int, ...], among: tuple[int, ...]) -> dict[str, torch.Tensor]:
+def run_sharded(numbers: tuple[int, ...], among: tuple[int, ...], exchange: Any) -> dict[str, torch.Tensor]:
     with ParallelMesh(ep=len(numbers)) as mesh:
-        experts = shard_experts(Experts(), mesh)
+        experts = shard_experts(Experts(), mesh, exchange)
         assert isinstance(experts, ExpertParallel)
         return run(experts, [list(routing(numbers, among))[mesh.rank("ep")]])
 
 
+@pytest.mark.parametrize("exchange", ["all_to_all", "all_gather"])
 @pytest.mark.parametrize("among", CHOICES.values(), ids=CHOICES)
 @pytest.mark.parametrize("numbers", NUM_TOKENS.values(), ids=NUM_TOKENS)
-def test_equals_one_process(numbers: tuple[int, ...], among: tuple[int, ...]) -> None:
+def test_equals_one_process(numbers: tuple[int, ...], among: tuple[int, ...], exchange: str) -> None:
     expected = run(Experts(), list(routing(numbers, among)))
-    found = run_processes(run_sharded, 2, numbers, among)
+    found = run_processes(run_sharded, 2, numbers, among, exchange)
     assert all(rank.keys() == expected.keys() for rank in found)  # zeros where nothing arrives, not None
     for name, value in expected.items():
         assert_equal(torch.cat([rank[name] for rank in found]), value, name)
 
 
-def run_over_tp(number: int) -> dict[str, torch.Tensor]:
+def run_over_tp(number: int, exchange: Any) -> dict[str, torch.Tensor]:
     with ParallelMesh(tp=2, ep=2) as mesh:
-        found = run(shard_experts(Experts(), mesh), list(routing((number,), CHOICES["all experts"])))
+        found = run(shard_experts(Experts(), mesh, exchange), list(routing((number,), CHOICES["all experts"])))
         return found | {"rank": torch.tensor(mesh.rank("ep"))}
 
 
+@pytest.mark.parametrize("exchange", ["all_to_all", "all_gather"])
 @pytest.mark.parametrize("number", [4, 5, 1])
-def test_ranks_with_the_same_tokens_dispatch_a_part_each(number: int) -> None:
+def test_ranks_with_the_same_tokens_dispatch_a_part_each(number: int, exchange: str) -> None:
     expected = run(Experts(), list(routing((number,), CHOICES["all experts"])))
-    for rank in run_processes(run_over_tp, 2, number):
+    for rank in run_processes(run_over_tp, 2, number, exchange):
         for name in ("result", "tokens", "weights"):
             assert_equal(rank[name], expected[name], name)
         assert_equal(rank["table"], expected["table"].chunk(2)[int(rank["rank"])], "table")
@@ -115,6 +117,27 @@ def test_only_rows_that_leave_a_rank_are_sent() -> None:
         assert sent == counts_bytes + leaving * row_bytes
         assert later == (arriving + leaving + arriving) * row_bytes  # results, then the gradients of both
         assert calls == 5
+
+
+def count_gathered_bytes() -> dict[Any, int]:
+    with ParallelMesh(ep=2) as mesh, CommCounter() as counter:
+        own = list(routing((7, 2), CHOICES["all experts"]))[mesh.rank("ep")]
+        run(shard_experts(Experts(), mesh, "all_gather"), [own])
+        return dict(counter.bytes)
+
+
+def test_gathered_tokens_travel_once() -> None:
+    of_tokens, of_weights = 7 * WIDTH * 8, 7 * 2 * 8  # of the rank that has most, once to the other rank
+    for sent in run_processes(count_gathered_bytes, 2):
+        # of results, and of the gradients of tokens and weights
+        assert sent["reduce_scatter", "ep"] == 2 * of_tokens + of_weights
+        # of lengths, tokens, weights, choices, and the gradients of results
+        assert sent["all_gather", "ep"] == 8 + 2 * of_tokens + 2 * of_weights
+
+
+def test_other_ways_to_experts_are_refused() -> None:
+    with fake_world(2), pytest.raises(ConfigError, match="all_to_all, all_gather. Found 'broadcast'. Pass one"):
+        shard_experts(Experts(), ParallelMesh(ep=2), "broadcast")  # pyright: ignore[reportArgumentType]
 
 
 def test_twice_differentiable() -> None:

@@ -4,7 +4,7 @@
 
 from collections.abc import Callable
 from functools import cache
-from typing import Any
+from typing import Any, Literal, get_args
 
 import torch
 from torch import nn
@@ -14,9 +14,12 @@ from colossal._src.cluster import ParallelMesh
 from colossal._src.comm import end_graphs_in
 from colossal._src.nn.layer.tp import make_param_shard
 from colossal._src.nn.moe.dispatch import EXPERTS, combine, dispatch, num_experts_of_rank
+from colossal._src.nn.moe.gathered import add_results, gather_tokens
 from colossal._src.nn.moe.grouped_forward import forward_grouped
 from colossal._src.tensor import Layout
-from colossal.errors import PlanError
+from colossal.errors import ConfigError, PlanError
+
+Exchange = Literal["all_to_all", "all_gather"]
 
 end_graphs_in("colossal._src.nn.moe")  # how many rows arrive differs from step to step
 
@@ -27,6 +30,7 @@ class ExpertParallel(nn.Module):
     num_experts: int  # of this rank, as the forward method of the class needs it
     layouts: dict[str, Layout]  # of the parameters
     mesh: ParallelMesh
+    exchange: Exchange  # how tokens come to their experts
     _are_tokens_sharded = False
 
     def use_sharded_tokens(self) -> None:
@@ -60,14 +64,20 @@ class ExpertParallel(nn.Module):
             hidden_states, chosen, weights = (
                 comm.scatter(each, "tp", 0, mesh, uneven=True) for each in (hidden_states, chosen, weights)
             )
-        arrived = dispatch(hidden_states, chosen, self.num_experts * mesh.size(EXPERTS), mesh, meanwhile)
-        ends = torch.tensor(arrived.counts, device="cpu").cumsum(0)
-        outputs = forward_grouped(self, super().forward, arrived.rows, ends)
-        result = combine(outputs, weights, arrived)
+        num_experts = self.num_experts * mesh.size(EXPERTS)
+        if self.exchange == "all_gather":
+            gathered = gather_tokens(hidden_states, chosen, weights, num_experts, mesh)
+            if meanwhile is not None:
+                meanwhile()
+            result = add_results(forward_grouped(self, super().forward, gathered.rows, gathered.ends), gathered)
+        else:
+            arrived = dispatch(hidden_states, chosen, num_experts, mesh, meanwhile)
+            ends = torch.tensor(arrived.counts, device="cpu").cumsum(0)
+            result = combine(forward_grouped(self, super().forward, arrived.rows, ends), weights, arrived)
         return comm.gather(result, "tp", 0, mesh, length=length) if divides else result
 
 
-def shard_experts(experts: nn.Module, mesh: ParallelMesh) -> nn.Module:
+def shard_experts(experts: nn.Module, mesh: ParallelMesh, exchange: Exchange = "all_to_all") -> nn.Module:
     """Give each rank of the ep axis some of the experts of a layer, in place.
 
     Its parameters keep their names, and files have the parameters of all experts, in their order. Gradients of an
@@ -80,14 +90,19 @@ def shard_experts(experts: nn.Module, mesh: ParallelMesh) -> nn.Module:
             called instead: with rows that are sorted by expert, and where those of each expert of this rank end, a
             tensor of integers in host memory.
         mesh: The mesh. Ranks of tp are assumed to have the same tokens, of which each dispatches a part.
+        exchange: ``all_to_all`` sends a token to the ranks of its experts, once for each of these. ``all_gather`` sends
+            it to all ranks, and adds up their results: fewer bytes if a token goes to more experts than there are
+            ranks, whatever experts are chosen.
 
     Returns:
         The module, whose class is derived from `ExpertParallel` too; unchanged where the ep axis has one rank.
 
     Raises:
         PlanError: The experts are not stored so, or the size of the ep axis does not divide their number.
+        ConfigError: `exchange` is something else.
 
-    Communication: none; a forward pass as of `dispatch` and `combine`.
+    Communication: none; a forward pass as of `dispatch` and `combine`, or, with T tokens on each of R ranks, all_gather
+    and reduce_scatter, ep, R T D elements each, and backward the same.
 
     Example:
         >>> from transformers import MixtralConfig
@@ -101,6 +116,10 @@ def shard_experts(experts: nn.Module, mesh: ParallelMesh) -> nn.Module:
         >>> sharded.gate_up_proj.shape, sharded.num_experts
         (torch.Size([2, 32, 8]), 2)
     """
+    if exchange not in get_args(Exchange):
+        raise ConfigError(
+            f"Tokens come to experts by one of {', '.join(get_args(Exchange))}. Found {exchange!r}. Pass one of these."
+        )
     if mesh.size(EXPERTS) == 1:
         return experts
     layer: Any = experts
@@ -119,7 +138,7 @@ def shard_experts(experts: nn.Module, mesh: ParallelMesh) -> nn.Module:
         dims = "S0" + "R" * (parameter.dim() - 1)
         layouts[name] = Layout.parse(dims, tuple(parameter.shape), mesh=mesh, axes=[EXPERTS])
         setattr(experts, name, make_param_shard(parameter, layouts[name], mesh))
-    layer.num_experts, layer.layouts, layer.mesh = num_local, layouts, mesh
+    layer.num_experts, layer.layouts, layer.mesh, layer.exchange = num_local, layouts, mesh, exchange
     layer.__class__ = _sharded_class(type(experts))
     return layer
 

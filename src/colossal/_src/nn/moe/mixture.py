@@ -3,7 +3,7 @@
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 
 from collections.abc import Iterable
-from typing import Any, final
+from typing import Any, Literal, final
 
 import torch
 from torch import nn
@@ -31,12 +31,14 @@ class MixtureOfExperts(nn.Module):
         shared: A module that all tokens go through besides.
         mesh: The mesh; the ambient one by default. Without one, and where its ep axis has one rank, the experts stay as
             they are, for `shard_experts`, or the style `ep_experts` of a plan, to shard them later.
+        exchange: How tokens come to experts on other ranks: ``all_to_all`` or ``all_gather``, as of `shard_experts`.
 
     Raises:
         PlanError: The experts cannot be stacked, or not be sharded.
 
-    Communication: all_to_all, ep, as of `dispatch` and `combine`. The shared module is computed while tokens are on
-    their way to their experts; backward, while the gradients of these tokens are on their way back.
+    Communication: all_to_all, ep, as of `dispatch` and `combine`, or as of `shard_experts` with ``all_gather``. The
+    shared module is computed while an all-to-all sends tokens to their experts; backward, while it sends the gradients
+    of these tokens back.
 
     Example:
         >>> import torch
@@ -58,6 +60,7 @@ class MixtureOfExperts(nn.Module):
         shared: nn.Module | None = None,
         *,
         mesh: ParallelMesh | None = None,
+        exchange: Literal["all_to_all", "all_gather"] = "all_to_all",
     ) -> None:
         super().__init__()
         mesh = mesh or ambient_mesh()
@@ -65,7 +68,7 @@ class MixtureOfExperts(nn.Module):
             experts = StackedExperts(experts)
         self.router, self.shared = router, shared
         if mesh is not None and not isinstance(experts, ExpertParallel):  # which another layer may share
-            experts = shard_experts(experts, mesh)
+            experts = shard_experts(experts, mesh, exchange)
         self.experts: nn.Module = experts
         # ranks of tp compute different tokens in their experts, and must draw equal numbers again after these
         self._stream = None if mesh is None else TokenStream(mesh, "tp")
