@@ -161,14 +161,32 @@ def test_losses_are_taken_once_and_in_training_only() -> None:
     assert MOE_CONTEXT.get_loss() == 0.0
 
 
-@pytest.mark.parametrize("reentrant", [True, False])
-def test_recomputation_adds_no_loss(reentrant: bool) -> None:
+def test_recomputation_adds_no_loss() -> None:
     layer = MoeLayer(8, NUM_EXPERTS, Top1Router(), FFNExperts(NUM_EXPERTS, 8, 16))
     tokens = TOKENS.clone().requires_grad_()
-    output = checkpoint(layer, False, tokens, use_reentrant=reentrant)
+    output = checkpoint(layer, False, tokens, use_reentrant=False)
     before = current_loss()
     output.sum().backward()
     assert current_loss() == before > 0
+
+
+def test_a_loss_that_recomputation_would_leave_without_gradient_is_refused() -> None:
+    layer = MoeLayer(8, NUM_EXPERTS, Top1Router(), FFNExperts(NUM_EXPERTS, 8, 16))
+    tokens = TOKENS.clone().requires_grad_()
+    output = checkpoint(layer, False, tokens, use_reentrant=True)
+    with pytest.raises(UnsupportedError, match=r"auxiliary loss.*use_reentrant=False.*or returns_loss=True"):
+        output.sum().backward()
+
+
+def test_a_returned_loss_has_its_gradient_with_recomputation() -> None:
+    layer = MoeLayer(8, NUM_EXPERTS, Top1Router(), FFNExperts(NUM_EXPERTS, 8, 16), returns_loss=True)
+    weight = layer.moe.router.weight
+    layer(TOKENS)[1].backward()
+    assert weight.grad is not None
+    expected, weight.grad = weight.grad, None
+    checkpoint(layer, False, TOKENS.clone().requires_grad_(), use_reentrant=True)[1].backward()
+    torch.testing.assert_close(weight.grad, expected)
+    assert bool(expected.any())
 
 
 def test_a_layer_can_return_its_loss() -> None:

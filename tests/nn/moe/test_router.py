@@ -261,6 +261,58 @@ def test_global_loss_is_that_of_all_tokens() -> None:
     assert_equal(torch.stack([grad for _, grad, _ in found]).mean(0), router.weight.grad, "mean gradient")
 
 
+SHARDINGS: dict[str, dict[str, int]] = {"dp2-sp2": {"dp": 2, "sp": 2}, "dp2-tp2": {"dp": 2, "tp": 2}}
+NUM_SEQUENCES, LENGTH = 2, 6
+
+
+def train_on(batch: torch.Tensor, losses: RouterLosses, mesh: ParallelMesh | None = None) -> Any:
+    """The loss of some sequences, and the gradient of the router's weights."""
+    router = build(losses=losses, mesh=mesh)
+    if mesh is not None:
+        router.use_sharded_tokens()
+    loss = router(batch).loss
+    loss.backward()
+    assert router.weight.grad is not None
+    return loss.detach(), router.weight.grad
+
+
+def train_on_sharded_sequences(axes: dict[str, Any], losses: RouterLosses) -> Any:
+    with ParallelMesh(**axes) as mesh:
+        sharded = "tp" if mesh.size("tp") > 1 else "sp"
+        batch = batches_of(mesh.size("dp"))[mesh.rank("dp")]
+        loss, grad = train_on(batch.chunk(mesh.size(sharded), 1)[mesh.rank(sharded)], losses, mesh)
+        # what is there besides averages over dp and sp: the ranks of tp add up what their tokens give
+        return mesh.rank("dp"), loss, grad * mesh.size("tp")
+
+
+def batches_of(number: int) -> torch.Tensor:
+    return tokens_of(number * NUM_SEQUENCES * LENGTH).view(number, NUM_SEQUENCES, LENGTH, WIDTH)
+
+
+@pytest.mark.parametrize("over", ["batch", "sequence", "global"])
+@pytest.mark.parametrize("axes", SHARDINGS.values(), ids=SHARDINGS)
+def test_losses_of_sharded_sequences_are_those_of_full_ones(axes: dict[str, int], over: Any) -> None:
+    number, losses = axes.get("dp", 1), RouterLosses(aux_weight=1.0, aux_over=over)
+    batches = batches_of(number)
+    if over == "global":
+        expected = [train_on(batches.flatten(0, 1), losses)] * number
+    else:
+        expected = [train_on(batch, losses) for batch in batches]
+    found = run_processes(train_on_sharded_sequences, 2 * number, axes, losses)
+    for place, loss, _ in found:
+        assert_equal(loss, expected[place][0], "loss")
+    mean = torch.stack([grad for _, _, grad in found]).mean(0)
+    assert_equal(mean, torch.stack([grad for _, grad in expected]).mean(0), "mean gradient")
+
+
+def test_small_scores_of_sharded_sequences() -> None:
+    losses = RouterLosses(z_weight=0.25)
+    loss, grad = train_on(batches_of(1)[0], losses)
+    found = run_processes(train_on_sharded_sequences, 2, {"tp": 2}, losses)
+    assert_equal(torch.stack([each[1] for each in found]), loss.expand(2), "loss")
+    assert_equal(torch.stack([each[2] for each in found]).mean(0), grad, "sum of gradients")
+
+
 # ------------------------------------------------------------------------------------------ biases
 
 

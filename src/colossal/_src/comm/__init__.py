@@ -26,6 +26,7 @@ from colossal._src.comm.ops import (
 from colossal._src.comm.partition import Partition, PendingComm
 from colossal._src.comm.random_streams import RandomStreams, TokenStream, draw_number, stream_seed
 from colossal._src.comm.ring_exchange import Exchange, ring_all_gather, ring_reduce_scatter
+from colossal._src.comm.row_exchange import RowExchange
 
 if TYPE_CHECKING:
     from colossal._src.comm.fp8 import all_reduce_fp8, fp8_nbytes, reduce_scatter_fp8
@@ -55,6 +56,7 @@ __all__ = [
     "Partition",
     "PendingComm",
     "RandomStreams",
+    "RowExchange",
     "TokenStream",
     "active_counters",
     "all_reduce_fp8",

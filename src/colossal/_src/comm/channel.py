@@ -200,9 +200,7 @@ class Channel:
         incoming = rows.new_empty(sum(receive), *rows.shape[1:])
         with LostPeerGuard():
             dist.all_to_all_single(incoming, rows.contiguous(), [*receive], [*send], group=self._group_for(rows))
-        num_bytes = (len(rows) - send[self.rank]) * math.prod(rows.shape[1:]) * rows.element_size()
-        for counter in self.counters:
-            counter.add("all_to_all", self.axis, num_bytes)
+        count_rows(self, rows, send)
         return incoming
 
     def broadcast(self, tensors: Iterable[torch.Tensor]) -> None:
@@ -317,6 +315,13 @@ class Channel:
         num_bytes = _FRACTION_SENT[op] * full.numel() * full.element_size() * (self.size - 1) // self.size
         for counter in self.counters:
             counter.add(op, self.axis, num_bytes)
+
+
+def count_rows(channel: Channel, rows: torch.Tensor, send: Sequence[int]) -> None:
+    """Count the bytes of the rows that leave this rank."""
+    num_bytes = (len(rows) - send[channel.rank]) * math.prod(rows.shape[1:]) * rows.element_size()
+    for counter in channel.counters:
+        counter.add("all_to_all", channel.axis, num_bytes)
 
 
 def chunk_bounds(length: int, size: int, index: int) -> tuple[int, int]:

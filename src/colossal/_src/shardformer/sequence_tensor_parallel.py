@@ -19,7 +19,7 @@ from colossal._src import comm
 from colossal._src.cluster import ParallelMesh
 from colossal._src.comm import Channel, ring_all_gather, ring_reduce_scatter
 from colossal._src.nn.layer.tp import ColumnParallel, RowParallel
-from colossal._src.nn.moe import ExpertParallel
+from colossal._src.nn.moe import ExpertParallel, Router
 from colossal._src.shardformer.head_layers import materialize_parameter
 from colossal._src.shardformer.input_gradients import InputCache, MergedInputGradient
 from colossal._src.shardformer.shard_config import SequenceParallelConfig
@@ -183,7 +183,7 @@ def _divide_products(parent: nn.Module, inside: set[nn.Module], mesh: ParallelMe
     tokens = getattr(parent, "tokens", None)
     if isinstance(tokens, ExpertTokens):  # experts, whose weights are parameters of their own
         tokens.gather_and_scatter()
-    if isinstance(parent, ExpertParallel):
+    if isinstance(parent, (ExpertParallel, Router)):
         parent.use_sharded_tokens()
 
 

@@ -98,7 +98,7 @@ class MoeContext:
         Args:
             loss: A scalar.
         """
-        if torch._C._current_graph_task_id() == -1:  # noqa: SLF001 (no public function says whether this is backward)
+        if not computes_again():
             self._losses.append(loss)
 
     def get_loss(self) -> torch.Tensor | float:
@@ -118,6 +118,11 @@ Example:
     >>> MOE_CONTEXT.data_parallel_size
     1
 """
+
+
+def computes_again() -> bool:
+    """Whether this is a backward pass, in which activation checkpointing computes layers again."""
+    return torch._C._current_graph_task_id() != -1  # noqa: SLF001 (no public function says it)
 
 
 def moe_set_seed(seed: int) -> None:

@@ -6,74 +6,21 @@ the number of rows that the experts of this rank get from all ranks.
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 
-from dataclasses import dataclass, replace
-from typing import Any, Self, final
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import final
 
 import torch
 from torch import distributed as dist
 
 from colossal._src import comm
 from colossal._src.cluster import Axis, ParallelMesh
-from colossal._src.comm import Channel
+from colossal._src.comm import Channel, RowExchange
+from colossal._src.nn.moe.row_order import RowOrder
 from colossal.errors import PlanError
 
 EXPERTS: Axis = "ep"
 """The axis along which ranks have different experts."""
-
-
-@final
-@dataclass(frozen=True)
-class RowOrder:
-    """An order of rows, several of which may be copies of one token."""
-
-    index: torch.Tensor  # which row stands at each place
-    inverse: torch.Tensor  # at which place each row stands
-    num_copies: int = 1
-
-    @classmethod
-    def by(cls, keys: torch.Tensor, num_copies: int = 1) -> tuple[torch.Tensor, Self]:
-        """Sort rows by a key; return the sorted keys as well."""
-        keys, index = keys.sort(stable=True)
-        inverse = torch.empty_like(index)
-        inverse[index] = torch.arange(len(index), device=index.device)
-        return keys, cls(index, inverse, num_copies)
-
-    def take(self, rows: torch.Tensor) -> torch.Tensor:
-        """Copy each token as often as it goes out, and put the copies in order."""
-        result: Any = _Take.apply(rows, self)
-        return result
-
-    def restore(self, rows: torch.Tensor) -> torch.Tensor:
-        """Bring rows into their first order, and add up the copies of each token."""
-        result: Any = _Restore.apply(rows, self)
-        return result
-
-
-class _Take(torch.autograd.Function):
-    """A gather whose gradient is one as well, instead of a scatter that adds in any order."""
-
-    @staticmethod
-    def forward(ctx: Any, rows: torch.Tensor, order: RowOrder) -> torch.Tensor:
-        ctx.order = order
-        return rows.index_select(0, order.index if order.num_copies == 1 else order.index // order.num_copies)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
-        return _Restore.apply(grads[0], ctx.order), None
-
-
-class _Restore(torch.autograd.Function):
-    """The gradient of `_Take`, whose gradient that is in turn."""
-
-    @staticmethod
-    def forward(ctx: Any, rows: torch.Tensor, order: RowOrder) -> torch.Tensor:
-        ctx.order = order
-        restored, number = rows.index_select(0, order.inverse), order.num_copies
-        return restored if number == 1 else restored.view(len(rows) // number, number, *rows.shape[1:]).sum(1)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
-        return _Take.apply(grads[0], ctx.order), None
 
 
 @final
@@ -112,7 +59,13 @@ class Dispatched:
     mesh: ParallelMesh
 
 
-def dispatch(tokens: torch.Tensor, chosen: torch.Tensor, num_experts: int, mesh: ParallelMesh) -> Dispatched:
+def dispatch(
+    tokens: torch.Tensor,
+    chosen: torch.Tensor,
+    num_experts: int,
+    mesh: ParallelMesh,
+    meanwhile: Callable[[], object] | None = None,
+) -> Dispatched:
     """Send each token to the ranks of its experts.
 
     No token is dropped, whatever number of them an expert gets: messages are as long as they have to be. The rank with
@@ -123,6 +76,8 @@ def dispatch(tokens: torch.Tensor, chosen: torch.Tensor, num_experts: int, mesh:
         chosen: The experts of each token, of shape (T, K): integers from 0.
         num_experts: The number of experts on all ranks; the size of the ep axis divides it.
         mesh: The mesh.
+        meanwhile: Called while the tokens are on their way; backward, what it computed is as well, while their
+            gradients are. Where collectives have streams of their own (NCCL), or a core to spare, that takes no time.
 
     Returns:
         What has arrived here.
@@ -162,7 +117,14 @@ def dispatch(tokens: torch.Tensor, chosen: torch.Tensor, num_experts: int, mesh:
             f"{int(keys.min())} to {int(keys.max())}. Pass what the router of these experts chose."
         )
     receive = tuple(sum(flat[rank * num_local : (rank + 1) * num_local]) for rank in range(size))
-    rows, arrived = comm.exchange_rows(sent.take(tokens), EXPERTS, send, receive, mesh), None
+    rows, arrived = sent.take(tokens), None
+    if meanwhile is None:
+        rows = comm.exchange_rows(rows, EXPERTS, send, receive, mesh)
+    else:
+        exchange = RowExchange(EXPERTS, send, receive, mesh)
+        ticket = exchange.start(rows)
+        meanwhile()
+        rows = exchange.wait(ticket)
     if size > 1:
         experts = torch.arange(num_local, device=keys.device).repeat(size)
         keys, arrived = RowOrder.by(experts.repeat_interleave(theirs.flatten().to(keys.device), output_size=len(rows)))
@@ -198,10 +160,7 @@ def combine(outputs: torch.Tensor, weights: torch.Tensor, dispatched: Dispatched
     """
     rows = outputs if dispatched.arrived is None else dispatched.arrived.restore(outputs)
     rows = comm.exchange_rows(rows, EXPERTS, dispatched.receive, dispatched.send, dispatched.mesh)
-    of_tokens = replace(dispatched.sent, num_copies=1).restore(rows).view(*weights.shape, outputs.shape[-1])
-    dtype = torch.promote_types(of_tokens.dtype, weights.dtype)
-    # a product of matrices for each token, which keeps no weighted rows
-    return torch.einsum("tk,tkd->td", weights.to(dtype), of_tokens.to(dtype)).to(outputs.dtype)
+    return dispatched.sent.add_weighted(rows, weights)
 
 
 def _count_rows(keys: torch.Tensor, num_experts: int) -> torch.Tensor:

@@ -4,7 +4,7 @@
 
 from collections.abc import Callable
 from functools import cache
-from typing import Any
+from typing import Any, Literal, get_args
 
 import torch
 from torch import nn
@@ -13,10 +13,13 @@ from colossal._src import comm
 from colossal._src.cluster import ParallelMesh
 from colossal._src.comm import end_graphs_in
 from colossal._src.nn.layer.tp import make_param_shard
-from colossal._src.nn.moe.dispatch import EXPERTS, Dispatched, combine, dispatch, num_experts_of_rank
-from colossal._src.nn.moe.stacked_experts import multiplies_groups, run_experts
+from colossal._src.nn.moe.dispatch import EXPERTS, combine, dispatch, num_experts_of_rank
+from colossal._src.nn.moe.gathered import add_results, gather_tokens
+from colossal._src.nn.moe.grouped_forward import forward_grouped
 from colossal._src.tensor import Layout
-from colossal.errors import PlanError
+from colossal.errors import ConfigError, PlanError
+
+Exchange = Literal["all_to_all", "all_gather"]
 
 end_graphs_in("colossal._src.nn.moe")  # how many rows arrive differs from step to step
 
@@ -27,6 +30,7 @@ class ExpertParallel(nn.Module):
     num_experts: int  # of this rank, as the forward method of the class needs it
     layouts: dict[str, Layout]  # of the parameters
     mesh: ParallelMesh
+    exchange: Exchange  # how tokens come to their experts
     _are_tokens_sharded = False
 
     def use_sharded_tokens(self) -> None:
@@ -36,13 +40,20 @@ class ExpertParallel(nn.Module):
         """
         self._are_tokens_sharded = True
 
-    def forward(self, hidden_states: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    def forward(
+        self,
+        hidden_states: torch.Tensor,
+        chosen: torch.Tensor,
+        weights: torch.Tensor,
+        meanwhile: Callable[[], object] | None = None,
+    ) -> torch.Tensor:
         """Send tokens to their experts, and return the weighted sums of what these make of them.
 
         Args:
             hidden_states: Of shape (T, D).
             chosen: The experts of each token, of shape (T, K).
             weights: Their weights, of shape (T, K).
+            meanwhile: Called while tokens are on their way, as of `dispatch`.
 
         Returns:
             The results, of shape (T, D).
@@ -53,23 +64,20 @@ class ExpertParallel(nn.Module):
             hidden_states, chosen, weights = (
                 comm.scatter(each, "tp", 0, mesh, uneven=True) for each in (hidden_states, chosen, weights)
             )
-        arrived = dispatch(hidden_states, chosen, self.num_experts * mesh.size(EXPERTS), mesh)
-        if multiplies_groups(self, arrived.rows):
-            outputs = run_experts(self, arrived.rows, arrived.counts)
+        num_experts = self.num_experts * mesh.size(EXPERTS)
+        if self.exchange == "all_gather":
+            gathered = gather_tokens(hidden_states, chosen, weights, num_experts, mesh)
+            if meanwhile is not None:
+                meanwhile()
+            result = add_results(forward_grouped(self, super().forward, gathered.rows, gathered.ends), gathered)
         else:
-            outputs = self._run_forward(super().forward, arrived)
-        result = combine(outputs, weights, arrived)
+            arrived = dispatch(hidden_states, chosen, num_experts, mesh, meanwhile)
+            ends = torch.tensor(arrived.counts, device="cpu").cumsum(0)
+            result = combine(forward_grouped(self, super().forward, arrived.rows, ends), weights, arrived)
         return comm.gather(result, "tp", 0, mesh, length=length) if divides else result
 
-    def _run_forward(self, forward: Callable[..., torch.Tensor], arrived: Dispatched) -> torch.Tensor:
-        """Run the forward method of the class, for one expert of each row, whose weight is 1."""
-        rows, experts, number = arrived.rows, arrived.expert_of_row, len(arrived.rows)
-        if not number:  # so that its experts have gradients, of zeros, and it takes part in the backward pass
-            rows, experts = torch.cat([rows, rows.new_zeros(1, rows.shape[1])]), experts.new_zeros(1)
-        return forward(rows, experts[:, None], rows.new_ones(len(rows), 1))[:number]
 
-
-def shard_experts(experts: nn.Module, mesh: ParallelMesh) -> nn.Module:
+def shard_experts(experts: nn.Module, mesh: ParallelMesh, exchange: Exchange = "all_to_all") -> nn.Module:
     """Give each rank of the ep axis some of the experts of a layer, in place.
 
     Its parameters keep their names, and files have the parameters of all experts, in their order. Gradients of an
@@ -78,16 +86,23 @@ def shard_experts(experts: nn.Module, mesh: ParallelMesh) -> nn.Module:
     Args:
         experts: Experts as Hugging Face has them: `num_experts` says how many there are, the parameters have one row
             for each, and the forward method takes hidden states of shape (T, D), the experts of each token of shape
-            (T, K), and their weights of shape (T, K).
+            (T, K), and their weights of shape (T, K). A method ``forward_grouped(rows, ends)``, if they have one, is
+            called instead: with rows that are sorted by expert, and where those of each expert of this rank end, a
+            tensor of integers in host memory.
         mesh: The mesh. Ranks of tp are assumed to have the same tokens, of which each dispatches a part.
+        exchange: ``all_to_all`` sends a token to the ranks of its experts, once for each of these. ``all_gather`` sends
+            it to all ranks, and adds up their results: fewer bytes if a token goes to more experts than there are
+            ranks, whatever experts are chosen.
 
     Returns:
         The module, whose class is derived from `ExpertParallel` too; unchanged where the ep axis has one rank.
 
     Raises:
         PlanError: The experts are not stored so, or the size of the ep axis does not divide their number.
+        ConfigError: `exchange` is something else.
 
-    Communication: none; a forward pass as of `dispatch` and `combine`.
+    Communication: none; a forward pass as of `dispatch` and `combine`, or, with T tokens on each of R ranks, all_gather
+    and reduce_scatter, ep, R T D elements each, and backward the same.
 
     Example:
         >>> from transformers import MixtralConfig
@@ -101,6 +116,10 @@ def shard_experts(experts: nn.Module, mesh: ParallelMesh) -> nn.Module:
         >>> sharded.gate_up_proj.shape, sharded.num_experts
         (torch.Size([2, 32, 8]), 2)
     """
+    if exchange not in get_args(Exchange):
+        raise ConfigError(
+            f"Tokens come to experts by one of {', '.join(get_args(Exchange))}. Found {exchange!r}. Pass one of these."
+        )
     if mesh.size(EXPERTS) == 1:
         return experts
     layer: Any = experts
@@ -119,7 +138,7 @@ def shard_experts(experts: nn.Module, mesh: ParallelMesh) -> nn.Module:
         dims = "S0" + "R" * (parameter.dim() - 1)
         layouts[name] = Layout.parse(dims, tuple(parameter.shape), mesh=mesh, axes=[EXPERTS])
         setattr(experts, name, make_param_shard(parameter, layouts[name], mesh))
-    layer.num_experts, layer.layouts, layer.mesh = num_local, layouts, mesh
+    layer.num_experts, layer.layouts, layer.mesh, layer.exchange = num_local, layouts, mesh, exchange
     layer.__class__ = _sharded_class(type(experts))
     return layer
 

@@ -14,12 +14,10 @@ from torch import nn
 from torch.func import functional_call
 from torch.nn import functional
 
-from colossal._src.nn.moe.dispatch import RowOrder
-from colossal._src.nn.moe.stacked_experts import multiply_groups
+from colossal._src.nn.moe.gated_feed_forward import gated_feed_forward
+from colossal._src.nn.moe.grouped_products import counts_of, grouped_linear
+from colossal._src.nn.moe.row_order import RowOrder
 from colossal.errors import PlanError
-
-_GROUPED = (torch.float32, torch.bfloat16, torch.float16)
-_ALIGNED_BYTES = 16  # of rows, for the grouped product
 
 
 class StackedExperts(nn.Module):
@@ -83,12 +81,21 @@ class StackedExperts(nn.Module):
         Returns:
             The results, of shape (T, D).
         """
-        return _apply_sorted(hidden_states, chosen, weights, self.num_experts, self._compute)
+        return _apply_sorted(hidden_states, chosen, weights, self.num_experts, self.forward_grouped)
 
-    def _compute(self, rows: torch.Tensor, _keys: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
+    def forward_grouped(self, rows: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
+        """Compute rows that are sorted by expert.
+
+        Args:
+            rows: Of shape (N, D): those of the first expert, then those of the second, and so on.
+            ends: Where the rows of each expert end, of shape (E,).
+
+        Returns:
+            The results, of shape (N, D).
+        """
         values = {name: self.get_parameter(stacked).unbind() for name, stacked in self._stacked.items()}
         outputs: list[Any] = []
-        for expert, part in enumerate(rows.split(_counts(ends))):
+        for expert, part in enumerate(rows.split(counts_of(ends))):
             # without any rows one expert computes none, so that all parameters have gradients, of zeros
             if len(part) or (not len(rows) and not expert):
                 of_expert = {name: each[expert] for name, each in values.items()}
@@ -170,38 +177,33 @@ class FeedForwardExperts(nn.Module):
         Returns:
             The results, of shape (T, D).
         """
-        return _apply_sorted(hidden_states, chosen, weights, self.num_experts, self._compute)
+        return _apply_sorted(hidden_states, chosen, weights, self.num_experts, self.forward_grouped)
 
-    def _compute(self, rows: torch.Tensor, keys: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
-        inner = self._linear(self._up_name, rows, keys, ends)
+    def forward_grouped(self, rows: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
+        """Compute rows that are sorted by expert.
+
+        Args:
+            rows: Of shape (N, D): those of the first expert, then those of the second, and so on.
+            ends: Where the rows of each expert end, of shape (E,).
+
+        Returns:
+            The results, of shape (N, D).
+        """
+        drops = self.training and self.dropout > 0
+        if self.gated and self.activation is functional.silu and self.down_proj_bias is None and not drops:
+            return gated_feed_forward(rows, self.get_parameter(self._up_name), self.get_parameter("down_proj"), ends)
+        inner = self._linear(self._up_name, rows, ends)
         if self.gated:
             gate, up = inner.chunk(2, 1)
             inner = self.activation(gate) * up
         else:
             inner = self.activation(inner)
         inner = functional.dropout(inner, self.dropout, self.training)
-        return self._linear("down_proj", inner, keys, ends)
+        return self._linear("down_proj", inner, ends)
 
-    def _linear(self, name: str, rows: torch.Tensor, keys: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
-        found = grouped_linear(rows, self.get_parameter(name), ends)
+    def _linear(self, name: str, rows: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
         bias: torch.Tensor | None = getattr(self, f"{name}_bias")
-        return found if bias is None else found + bias[keys]
-
-
-def grouped_linear(rows: torch.Tensor, weights: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
-    """Multiply the rows of each expert, which end at `ends`, by its weights, of shape (outputs, inputs)."""
-    device = rows.device.type
-    if device != "meta" and torch.is_autocast_enabled(device):  # which does not know the grouped product
-        dtype = torch.get_autocast_dtype(device)
-        rows, weights = rows.to(dtype), weights.to(dtype)
-    is_aligned = all(size * rows.element_size() % _ALIGNED_BYTES == 0 for size in weights.shape[1:])
-    if device != "cpu" and len(rows) and is_aligned and rows.dtype == weights.dtype and rows.dtype in _GROUPED:
-        return functional.grouped_mm(rows, weights.transpose(1, 2), offs=ends.to(rows.device, torch.int32))
-    return multiply_groups(rows, weights, _counts(ends))
-
-
-def _counts(ends: torch.Tensor) -> list[int]:
-    return ends.diff(prepend=ends.new_zeros(1)).tolist()
+        return grouped_linear(rows, self.get_parameter(name), ends, bias)
 
 
 def _apply_sorted(
@@ -209,7 +211,7 @@ def _apply_sorted(
     chosen: torch.Tensor,
     weights: torch.Tensor,
     num_experts: int,
-    compute: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor],
+    compute: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
 ) -> torch.Tensor:
     """Sort copies of tokens by their experts, compute, and add up the results of each token by its weights."""
     keys, order = RowOrder.by(chosen.flatten(), chosen.shape[1])
@@ -217,9 +219,7 @@ def _apply_sorted(
         ends = torch.arange(1, num_experts + 1, device="cpu") * len(keys) // num_experts
     else:
         ends = torch.searchsorted(keys, torch.arange(num_experts, device=keys.device), right=True)
-    outputs = compute(order.take(tokens), keys, ends)
-    of_tokens = RowOrder(order.index, order.inverse).restore(outputs).view(*weights.shape, outputs.shape[1])
-    return (of_tokens * weights.unsqueeze(2)).sum(1).to(outputs.dtype)
+    return order.add_weighted(compute(order.take(tokens), ends), weights)
 
 
 def _has_equal(names: Iterable[str]) -> bool:

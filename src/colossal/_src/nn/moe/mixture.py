@@ -3,7 +3,7 @@
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 
 from collections.abc import Iterable
-from typing import final
+from typing import Any, Literal, final
 
 import torch
 from torch import nn
@@ -31,11 +31,14 @@ class MixtureOfExperts(nn.Module):
         shared: A module that all tokens go through besides.
         mesh: The mesh; the ambient one by default. Without one, and where its ep axis has one rank, the experts stay as
             they are, for `shard_experts`, or the style `ep_experts` of a plan, to shard them later.
+        exchange: How tokens come to experts on other ranks: ``all_to_all`` or ``all_gather``, as of `shard_experts`.
 
     Raises:
         PlanError: The experts cannot be stacked, or not be sharded.
 
-    Communication: all_to_all, ep, as of `dispatch` and `combine`. Shared experts are computed after that.
+    Communication: all_to_all, ep, as of `dispatch` and `combine`, or as of `shard_experts` with ``all_gather``. The
+    shared module is computed while an all-to-all sends tokens to their experts; backward, while it sends the gradients
+    of these tokens back.
 
     Example:
         >>> import torch
@@ -57,6 +60,7 @@ class MixtureOfExperts(nn.Module):
         shared: nn.Module | None = None,
         *,
         mesh: ParallelMesh | None = None,
+        exchange: Literal["all_to_all", "all_gather"] = "all_to_all",
     ) -> None:
         super().__init__()
         mesh = mesh or ambient_mesh()
@@ -64,7 +68,7 @@ class MixtureOfExperts(nn.Module):
             experts = StackedExperts(experts)
         self.router, self.shared = router, shared
         if mesh is not None and not isinstance(experts, ExpertParallel):  # which another layer may share
-            experts = shard_experts(experts, mesh)
+            experts = shard_experts(experts, mesh, exchange)
         self.experts: nn.Module = experts
         # ranks of tp compute different tokens in their experts, and must draw equal numbers again after these
         self._stream = None if mesh is None else TokenStream(mesh, "tp")
@@ -85,20 +89,28 @@ class MixtureOfExperts(nn.Module):
         """
         routing: Routing = self.router(hidden_states, replay)
         tokens = hidden_states.flatten(0, -2)
-        if self._stream is not None:
-            self._stream.enter()
-        output = self._run_experts(tokens, routing)
+        of_shared: list[torch.Tensor] = []
+
+        def meanwhile() -> None:
+            if self.shared is not None:
+                of_shared.append(self.shared(tokens))
+            if self._stream is not None:  # for the experts, whose tokens are not those of the shared ones
+                self._stream.enter()
+
+        overlaps = self.shared is not None and isinstance(self.experts, ExpertParallel)
+        if not overlaps:
+            meanwhile()
+        output = self._run_experts(tokens, routing, {"meanwhile": meanwhile} if overlaps else {})
         if self._stream is not None:
             self._stream.leave()
-        if self.shared is not None:
-            output = output + self.shared(tokens)
+        output = sum(of_shared, output)
         return output.view(hidden_states.shape), routing
 
-    def _run_experts(self, tokens: torch.Tensor, routing: Routing) -> torch.Tensor:
+    def _run_experts(self, tokens: torch.Tensor, routing: Routing, options: dict[str, Any]) -> torch.Tensor:
         chosen, weights, kept = routing.chosen, routing.weights, routing.kept
         if kept is None:
-            return self.experts(tokens, chosen, weights)
+            return self.experts(tokens, chosen, weights, **options)
         # only what is kept is sent, as a token for one expert each
         at, which = kept.nonzero(as_tuple=True)
-        outputs = self.experts(tokens[at], chosen[at, which, None], weights[at, which, None])
+        outputs = self.experts(tokens[at], chosen[at, which, None], weights[at, which, None], **options)
         return torch.zeros_like(tokens).index_add(0, at, outputs.to(tokens.dtype))

@@ -6,6 +6,7 @@ a token goes to, and B the number of sequences of a batch.
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 
+import math
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from colossal._src import comm
 from colossal._src.cluster import Axis, ParallelMesh, ambient_mesh
 from colossal._src.comm import Channel
 from colossal._src.nn.layer.tp import broadcast_rng_state
@@ -71,8 +73,9 @@ class RouterLosses:
     Args:
         aux_weight: The weight of the auxiliary loss, E times the sum over experts of the part of choices that an expert
             gets times its mean score.
-        aux_over: The tokens over which both are taken: those of a rank's batch, those of each sequence (and then the
-            mean over these), or those of all ranks of the dp axis.
+        aux_over: The tokens over which both are taken: those of a batch, those of each sequence of it (and then the
+            mean over these), or those of all batches of the dp axis. Where ranks shard sequences, over sp or tp, the
+            tokens of all of them count.
         z_weight: The weight of the z-loss, which keeps scores small.
 
     Raises:
@@ -133,8 +136,9 @@ class Router(nn.Module):
     Raises:
         ConfigError: K is not between 1 and E, groups do not divide experts, or have too few, or `scores` is unknown.
 
-    Communication: when it is built, broadcast, tp, 5 KB of the state of the random numbers. A forward pass: with
-    `aux_over="global"`, all_reduce, dp, 8 E bytes (float32); otherwise none.
+    Communication: when it is built, broadcast, tp, 5 KB of the state of the random numbers. A forward pass with an
+    auxiliary loss: all_reduce, sp, and tp where its ranks shard sequences, 8 E bytes (float32), of each sequence with
+    `aux_over="sequence"`; with `aux_over="global"` over dp as well. With a z-loss, over such a tp, 4 bytes more.
 
     Source: Shazeer et al., "Outrageously Large Neural Networks", 2017, https://arxiv.org/abs/1701.06538.
 
@@ -151,6 +155,7 @@ class Router(nn.Module):
     """
 
     bias_steps: torch.Tensor | None
+    _are_tokens_sharded = False
 
     def __init__(
         self,
@@ -197,6 +202,13 @@ class Router(nn.Module):
         if noise is not None or self.capacity.keep == "random":
             broadcast_rng_state(self.mesh)
 
+    def use_sharded_tokens(self) -> None:
+        """Take tokens for those of this rank only; otherwise the ranks of tp have the same.
+
+        Modes of sequence parallelism that shard tokens over tp call this. These ranks add up their gradients.
+        """
+        self._are_tokens_sharded = self.mesh is not None and self.mesh.size("tp") > 1
+
     def forward(self, hidden_states: torch.Tensor, replay: torch.Tensor | None = None) -> Routing:
         """Choose experts for tokens.
 
@@ -240,6 +252,8 @@ class Router(nn.Module):
         zero, losses = logits.new_zeros(()), self.losses
         aux_loss = self._aux_loss(scores, counts) if losses.aux_weight else zero
         z_loss = logits.logsumexp(1).square().sum() / max(len(logits), 1) if losses.z_weight else zero
+        if losses.z_weight and self._are_tokens_sharded and self.mesh is not None:
+            z_loss = comm.reduce(z_loss / self.mesh.size("tp"), "tp", self.mesh)
         loss = losses.aux_weight * aux_loss + losses.z_weight * z_loss
         return Routing(chosen, weights, kept, total, aux_loss, z_loss, loss)
 
@@ -279,14 +293,24 @@ class Router(nn.Module):
             counts, num_sequences = counts.sum(0, keepdim=True), 1
         sums = scores.unflatten(0, (num_sequences, len(scores) // num_sequences)).sum(1)
         parts = counts.to(sums.dtype)
-        if over == "global" and self.mesh is not None and (size := self.mesh.size("dp")) > 1:
-            both = torch.cat([sums.detach(), parts])
-            both = Channel("dp", self.mesh).all_reduce(both)
-            # Gradients are averaged over dp: each rank adds those of its own tokens, as often as there are ranks.
-            sums, parts = both[:1] + size * (sums - sums.detach()), both[1:]
+        sums, parts = self._over_ranks(sums, parts)
         num_choices = parts.sum(1).clamp_min(1)
         num_tokens = num_choices / self.top_k
         return self.num_experts * ((sums * parts).sum(1) / (num_tokens * num_choices)).mean()
+
+    def _over_ranks(self, sums: torch.Tensor, parts: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Add up scores and choices of the ranks that have other tokens of a sequence, or of any."""
+        mesh = self.mesh
+        averaged: tuple[Axis, ...] = ("dp", "sp") if self.losses.aux_over == "global" else ("sp",)
+        axes: tuple[Axis, ...] = (*averaged, "tp") if self._are_tokens_sharded else averaged
+        if mesh is None or all(mesh.size(axis) == 1 for axis in axes):
+            return sums, parts
+        both = torch.cat([sums.detach(), parts])
+        for axis in axes:
+            both = Channel(axis, mesh).all_reduce(both)
+        # Gradients are averaged over dp and sp: each rank adds those of its own tokens, as often as there are ranks.
+        factor = math.prod(mesh.size(axis) for axis in averaged)
+        return both[: len(sums)] + factor * (sums - sums.detach()), both[len(sums) :]
 
     def _count(self, tokens_per_expert: torch.Tensor) -> None:
         self._counts = tokens_per_expert if self._counts is None else self._counts + tokens_per_expert

@@ -8,7 +8,7 @@ from typing import Literal, final
 
 import torch
 
-from colossal._src.nn.moe.dispatch import RowOrder
+from colossal._src.nn.moe.row_order import RowOrder
 from colossal.errors import ConfigError
 
 

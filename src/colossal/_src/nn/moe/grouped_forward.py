@@ -1,0 +1,71 @@
+"""Experts that compute rows which are sorted by expert, as those are that `dispatch` returns.
+
+The forward methods that experts of Hugging Face have take rows in any order: they sort and weigh them, and add up. Of
+what has arrived, all of that is done.
+"""
+
+from collections.abc import Callable
+from typing import Any, cast
+
+import torch
+from torch import nn
+
+from colossal._src.nn.moe.gated_feed_forward import gated_feed_forward
+from colossal._src.nn.moe.grouped_products import counts_of, gated_silu, grouped_linear
+
+_OF_TRANSFORMERS = ("config", "has_gate", "has_bias", "is_transposed", "_apply_gate", "down_proj")
+_SILU = ("SiLU", "SiLUActivation")
+
+
+def forward_grouped(
+    experts: nn.Module, forward: Callable[..., torch.Tensor], rows: torch.Tensor, ends: torch.Tensor
+) -> torch.Tensor:
+    """Compute rows that are sorted by expert, by any experts.
+
+    Those that have a method `forward_grouped` are given the rows, and where the rows of each expert end. Of others,
+    stacked weights of Hugging Face are multiplied, if the program chose grouped products; and `forward`, the forward
+    method of their class, is called with one expert for each row, whose weight is 1.
+    """
+    own: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None = getattr(experts, "forward_grouped", None)
+    if own is not None:
+        return own(rows, ends)
+    if multiplies_groups(experts) and not rows.is_meta:
+        return _multiply_stacked(experts, rows, ends)
+    number, counts = len(rows), counts_of(ends)
+    keys = torch.arange(len(counts), device=rows.device)
+    keys = keys.repeat_interleave(torch.tensor(counts, device=rows.device), output_size=number)
+    if not number:  # so that its experts have gradients, of zeros, and it takes part in the backward pass
+        rows, keys = torch.cat([rows, rows.new_zeros(1, rows.shape[1])]), keys.new_zeros(1)
+    return forward(rows, keys[:, None], rows.new_ones(len(rows), 1))[:number]
+
+
+def multiplies_groups(experts: nn.Module) -> bool:
+    """Whether stacked weights of Hugging Face are multiplied by the rows of each expert, by choice of the program."""
+    if any(not hasattr(experts, name) for name in _OF_TRANSFORMERS) or getattr(experts, "has_post_expert_norm", False):
+        return False
+    return getattr(cast("Any", experts).config, "_experts_implementation", None) == "grouped_mm"
+
+
+def _multiply_stacked(experts: Any, rows: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
+    """Run each expert on its rows, as the module's options say."""
+
+    def multiply(name: str, x: torch.Tensor) -> torch.Tensor:
+        weight = getattr(experts, name)
+        bias = getattr(experts, f"{name}_bias") if experts.has_bias else None
+        return grouped_linear(x.to(weight.dtype), weight.mT if experts.is_transposed else weight, ends, bias)
+
+    if not experts.has_gate:
+        hidden = experts.act_fn(multiply("up_proj", rows))
+    elif not _is_gated_silu(experts):
+        hidden = experts._apply_gate(multiply("gate_up_proj", rows))  # noqa: SLF001 (what a class may define)
+    elif experts.has_bias or experts.is_transposed:
+        hidden = gated_silu(multiply("gate_up_proj", rows))
+    else:
+        weights = experts.gate_up_proj, experts.down_proj
+        return gated_feed_forward(rows.to(weights[0].dtype), *weights, ends).to(rows.dtype)
+    return multiply("down_proj", hidden).to(rows.dtype)
+
+
+def _is_gated_silu(experts: Any) -> bool:
+    is_default = type(experts)._apply_gate.__name__ == "_default_apply_gate"  # noqa: SLF001
+    return is_default and type(experts.act_fn).__name__ in _SILU

@@ -1,0 +1,111 @@
+"""Products of rows that are sorted by expert, and the weights of their experts.
+
+In shapes, E is the number of experts, N the number of rows of all of them, D their width and F that inside.
+"""
+
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.nn import functional
+
+_GROUPED = (torch.float32, torch.bfloat16, torch.float16)
+_ALIGNED_BYTES = 16  # of rows, for the grouped product
+
+
+def grouped_linear(
+    rows: torch.Tensor, weights: torch.Tensor, ends: torch.Tensor, bias: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Multiply the rows of each expert, which end at `ends`, by its weights, of shape (outputs, inputs)."""
+    device = rows.device.type
+    if device != "meta" and torch.is_autocast_enabled(device):  # which does not know the grouped product
+        dtype = torch.get_autocast_dtype(device)
+        rows, weights = rows.to(dtype), weights.to(dtype)
+    is_aligned = all(size * rows.element_size() % _ALIGNED_BYTES == 0 for size in weights.shape[1:])
+    if device != "cpu" and len(rows) and is_aligned and rows.dtype == weights.dtype and rows.dtype in _GROUPED:
+        product = functional.grouped_mm(rows, weights.transpose(1, 2), offs=ends.to(rows.device, torch.int32))
+    else:
+        product = multiply_groups(rows, weights, counts_of(ends))
+    if bias is None:
+        return product
+    numbers = _differences(ends).to(rows.device)
+    return product + bias.repeat_interleave(numbers, 0, output_size=len(rows))
+
+
+def counts_of(ends: torch.Tensor) -> list[int]:
+    """How many rows each expert has; the host waits if `ends` is on an accelerator."""
+    return _differences(ends).tolist()
+
+
+def _differences(ends: torch.Tensor) -> torch.Tensor:
+    return ends.diff(prepend=ends.new_zeros(1))
+
+
+def multiply_groups(rows: torch.Tensor, weight: torch.Tensor, counts: Sequence[int]) -> torch.Tensor:
+    """Multiply the rows of each expert by its matrix: (N, in) and (E, out, in) to (N, out)."""
+    result: Any = _GroupedLinear.apply(rows, weight, tuple(counts))
+    return result
+
+
+class _GroupedLinear(torch.autograd.Function):
+    """A product for each expert, written where it belongs: nothing is joined or added up."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: torch.Tensor, weight: torch.Tensor, counts: tuple[int, ...]) -> torch.Tensor:
+        ctx.counts = counts
+        ctx.save_for_backward(rows, weight)
+        out = rows.new_empty(len(rows), weight.shape[1])
+        for x, matrix, product in zip(rows.split(counts), weight, out.split(counts), strict=True):
+            torch.mm(x, matrix.T, out=product)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+        rows, weight = ctx.saved_tensors
+        needs_rows, needs_weight, _ = ctx.needs_input_grad
+        parts = [each.split(ctx.counts) for each in (grads[0], rows)]
+        if torch.is_grad_enabled():  # which takes operations that can be differentiated again
+            of_rows = torch.cat([grad @ matrix for grad, matrix in zip(parts[0], weight, strict=True)])
+            return of_rows, torch.stack([grad.T @ x for grad, x in zip(*parts, strict=True)]), None
+        of_rows = torch.empty_like(rows) if needs_rows else None
+        if of_rows is not None:
+            for grad, matrix, product in zip(parts[0], weight, of_rows.split(ctx.counts), strict=True):
+                torch.mm(grad, matrix, out=product)
+        of_weight = torch.empty_like(weight) if needs_weight else None
+        if of_weight is not None:
+            for grad, x, product in zip(*parts, of_weight, strict=True):
+                torch.mm(grad.T, x, out=product)
+        return of_rows, of_weight, None
+
+
+def gated_silu(gate_up: torch.Tensor) -> torch.Tensor:
+    """Multiply the second half of the features by the SiLU of the first: (N, 2 F) to (N, F)."""
+    result: Any = _GatedSilu.apply(gate_up)
+    return result
+
+
+class _GatedSilu(torch.autograd.Function):
+    """Its gradients are written where they belong, instead of each by itself and then joined."""
+
+    @staticmethod
+    def forward(ctx: Any, gate_up: torch.Tensor) -> torch.Tensor:
+        gate, up = gate_up.chunk(2, 1)
+        activated = functional.silu(gate)
+        ctx.save_for_backward(gate_up, activated)
+        return activated * up
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+        gate_up, activated = ctx.saved_tensors
+        gate, up = gate_up.chunk(2, 1)
+        if torch.is_grad_enabled():  # which takes operations that can be differentiated again
+            sigmoid = gate.sigmoid()
+            slope = sigmoid * (1 + gate * (1 - sigmoid))
+            return torch.cat([grads[0] * up * slope, grads[0] * gate * sigmoid], 1)
+        found = torch.empty_like(gate_up)
+        of_gate, of_up = found.chunk(2, 1)
+        torch.mul(grads[0], activated, out=of_up)
+        torch.ops.aten.silu_backward.grad_input(grads[0] * up, gate, grad_input=of_gate)
+        return found
