@@ -82,7 +82,8 @@ def shard_experts(experts: nn.Module, mesh: ParallelMesh) -> nn.Module:
         mesh: The mesh. Ranks of tp are assumed to have the same tokens, of which each dispatches a part.
 
     Returns:
-        The module, whose class is derived from `ExpertParallel` too; unchanged where the ep axis has one rank.
+        The module, whose class is derived from `ExpertParallel` too; unchanged where the ep axis has one rank, or
+            this was done before.
 
     Raises:
         PlanError: The experts are not stored so, or the size of the ep axis does not divide their number.
@@ -101,7 +102,7 @@ def shard_experts(experts: nn.Module, mesh: ParallelMesh) -> nn.Module:
         >>> sharded.gate_up_proj.shape, sharded.num_experts
         (torch.Size([2, 32, 8]), 2)
     """
-    if mesh.size(EXPERTS) == 1:
+    if mesh.size(EXPERTS) == 1 or isinstance(experts, ExpertParallel):
         return experts
     layer: Any = experts
     number = getattr(experts, "num_experts", None)

@@ -83,7 +83,7 @@ class StackedExperts(nn.Module):
         Returns:
             The results, of shape (T, D).
         """
-        return _apply_sorted(hidden_states, chosen, weights, self.num_experts, self._compute)
+        return apply_sorted(hidden_states, chosen, weights, self.num_experts, self._compute)
 
     def _compute(self, rows: torch.Tensor, _keys: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
         values = {name: self.get_parameter(stacked).unbind() for name, stacked in self._stacked.items()}
@@ -170,7 +170,7 @@ class FeedForwardExperts(nn.Module):
         Returns:
             The results, of shape (T, D).
         """
-        return _apply_sorted(hidden_states, chosen, weights, self.num_experts, self._compute)
+        return apply_sorted(hidden_states, chosen, weights, self.num_experts, self._compute)
 
     def _compute(self, rows: torch.Tensor, keys: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
         inner = self._linear(self._up_name, rows, keys, ends)
@@ -204,7 +204,7 @@ def _counts(ends: torch.Tensor) -> list[int]:
     return ends.diff(prepend=ends.new_zeros(1)).tolist()
 
 
-def _apply_sorted(
+def apply_sorted(
     tokens: torch.Tensor,
     chosen: torch.Tensor,
     weights: torch.Tensor,
