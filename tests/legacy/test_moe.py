@@ -10,7 +10,7 @@ from equality import assert_equal
 from torch import nn
 
 from colossal._src.cluster import set_current_config
-from colossal.errors import ConfigError, MeshError, UnsupportedError
+from colossal.errors import ConfigError, MeshError
 from colossal.legacy import initialize
 from colossal.legacy.context import ParallelMode, global_context
 from colossal.legacy.context.random import moe_set_seed
@@ -231,10 +231,8 @@ def test_sparse_mlp() -> None:
     torch.testing.assert_close(layer(TOKENS), output)
     assert current_loss() == pytest.approx(float(routing.aux_loss.detach()))
     assert moe.experts.gate_up_proj.shape == (NUM_EXPERTS, 32, 8)
-    with pytest.raises(UnsupportedError, match="enable_load_balance=True.*bias_rate"):
-        SparseMLP(NUM_EXPERTS, 8, 16, enable_load_balance=True)
     with pytest.raises(ConfigError, match="Found 'tanh'"):
-        MLPExperts(NUM_EXPERTS, 8, 16, "tanh")
+        MLPExperts(NUM_EXPERTS, 8, 16, activation="tanh")
 
 
 # ------------------------------------------------------------------------------------------ the context

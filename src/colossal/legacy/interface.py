@@ -4,6 +4,7 @@ from colossal._src.legacy.interface import (
     AMPModelMixin,
     DistributedOptim,
     HybridParallelCheckpointIO,
+    MoECheckpointIO,
     get_param_info,
     shard_config_of_groups,
 )
@@ -12,6 +13,7 @@ __all__ = [
     "AMPModelMixin",
     "DistributedOptim",
     "HybridParallelCheckpointIO",
+    "MoECheckpointIO",
     "get_param_info",
     "shard_config_of_groups",
 ]

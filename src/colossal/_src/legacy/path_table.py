@@ -133,7 +133,8 @@ PATHS: Mapping[str, Mapping[str, str]] = {
     },
     "colossal.booster.plugin.plugin_base": {"colossal.legacy.booster": "Plugin=OlderPlugin"},
     "colossal.booster.mixed_precision.mixed_precision_base": {"colossal.booster.mixed_precision": "MixedPrecision"},
-    "colossal.checkpoint_io": {"colossal.legacy.interface": "HybridParallelCheckpointIO"},
+    "colossal.checkpoint_io": {"colossal.legacy.interface": "HybridParallelCheckpointIO MoECheckpointIO"},
+    "colossal.checkpoint_io.moe_checkpoint": {"colossal.legacy.interface": "MoECheckpointIO"},
     "colossal.checkpoint_io.hybrid_parallel_checkpoint_io": {"colossal.legacy.interface": "HybridParallelCheckpointIO"},
     "colossal.interface": {"colossal.legacy.interface": "AMPModelMixin DistributedOptim"},
     "colossal.interface.model": {
@@ -277,9 +278,30 @@ PATHS: Mapping[str, Mapping[str, str]] = {
         _LAYERS: "partition_batch",
     },
     "colossal.nn.layer.moe": {"colossal.legacy.moe": "*"},
-    "colossal.moe": {"colossal.legacy.moe": "*"},
+    "colossal.nn.layer.moe.experts": {
+        "colossal.legacy.moe": "BaseExperts Experts FFNExperts MoeExperts=BaseExperts TPExperts"
+    },
+    "colossal.nn.layer.moe.layers": {"colossal.legacy.moe": "MoeLayer MoeModule"},
+    "colossal.nn.layer.moe.routers": {"colossal.legacy.moe": "Top1Router Top2Router TopKRouter"},
+    "colossal.nn.layer.moe.utils": {
+        "colossal.legacy.moe": "NormalNoiseGenerator UniformNoiseGenerator build_ffn_experts"
+    },
+    "colossal.moe": {
+        "colossal.legacy.moe": "*",
+        "colossal.legacy.interface": "MoECheckpointIO MoECheckpintIO=MoECheckpointIO",
+    },
+    "colossal.moe.checkpoint": {"colossal.legacy.interface": "MoECheckpointIO MoECheckpintIO=MoECheckpointIO"},
     "colossal.moe.experts": {"colossal.legacy.moe": "MLPExperts"},
     "colossal.moe.layers": {"colossal.legacy.moe": "SparseMLP"},
+    "colossal.moe.load_balance": {"colossal.legacy.moe": "LoadBalancer"},
+    "colossal.moe.loss": {"colossal.legacy.moe": "MoeCrossEntropyLoss MoeLoss"},
+    "colossal.moe.manager": {"colossal.legacy.moe": "MOE_MANAGER MoEManager"},
+    "colossal.moe.routers": {"colossal.legacy.moe": "Top1Router Top2Router TopKRouter"},
+    "colossal.moe.utils": {"colossal.legacy.moe": "NormalNoiseGenerator UniformNoiseGenerator apply_load_balance"},
+    "colossal.tensor.moe_tensor.moe_info": {"colossal.legacy.moe": "MoeParallelInfo"},
+    "colossal.shardformer.modeling.deepseek": {"colossal.legacy.moe": "EPDeepseekMoE"},
+    "colossal.shardformer.modeling.deepseek_v3": {"colossal.legacy.moe": "EpDeepseekV3MoE"},
+    "colossal.shardformer.modeling.mixtral": {"colossal.legacy.moe": "EPMixtralSparseMoeBlock"},
     "colossal.nn.layer.parallel_1d": {_LAYERS: "*", "colossal.nn": "Linear1D_Col Linear1D_Row"},
     "colossal.nn.layer.parallel_2d": {_LAYERS: "*"},
     "colossal.nn.layer.parallel_2p5d": {_LAYERS: "*"},

@@ -17,7 +17,7 @@ from colossal._src.shardformer.plans import FAMILIES, plan_of
 from colossal._src.shardformer.plans.hf_plan import hf_plan
 from colossal._src.shardformer.sequence_tensor_parallel import shard_tokens
 from colossal._src.shardformer.shard_config import MODES_OF_TP, SequenceMode, SequenceParallelConfig, ShardConfig
-from colossal._src.shardformer.shardformer import ShardFormer, check_experts
+from colossal._src.shardformer.shardformer import ShardFormer, check_experts, has_sharded_experts
 from colossal._src.shardformer.styles import STYLES, StyleContext
 from colossal._src.shardformer.support_matrix import option_matrix, supported_options
 
@@ -45,6 +45,7 @@ __all__ = [
     "checkpoint_layers",
     "choose_options",
     "fused_norm_of",
+    "has_sharded_experts",
     "hf_plan",
     "option_matrix",
     "plan_of",

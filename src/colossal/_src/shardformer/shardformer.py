@@ -8,6 +8,7 @@ from torch import nn
 
 from colossal._src.cluster import ParallelMesh, current_mesh
 from colossal._src.interface import saved_copies
+from colossal._src.nn.moe import ExpertParallel
 from colossal._src.shardformer.activation_checkpointing import checkpoint_layers
 from colossal._src.shardformer.adapters import is_adapted, layers_inside, shard_adapted_layer, shard_copied_layer
 from colossal._src.shardformer.balance_loss import balance_over_ranks
@@ -173,9 +174,16 @@ def experts_only(plan: ParallelPlan) -> ParallelPlan:
     return ParallelPlan({row: style for row, style in plan.styles.items() if style in EXPERT_STYLES})
 
 
+def has_sharded_experts(model: nn.Module) -> bool:
+    """Whether ranks have different experts of a model already, as of one that was built on a mesh with an ep axis."""
+    return any(isinstance(each, ExpertParallel) for each in model.modules())
+
+
 def check_experts(model: nn.Module, plan: ParallelPlan, mesh: ParallelMesh) -> None:
     """Reject a full model without experts on ranks that are to share them."""
-    if mesh.size("ep") > 1 and not list(experts_only(plan).rows(base_model_of(model))):
+    if mesh.size("ep") == 1 or has_sharded_experts(model):
+        return
+    if not list(experts_only(plan).rows(base_model_of(model))):
         raise PlanError(
             f"Experts are sharded over the ep axis. Found {mesh}, and {type(model).__name__}, which has none, or whose "
             "plan does not name them. Leave ep out, or pass a ParallelPlan with a row for them, of the style "

@@ -1,34 +1,30 @@
 """The older plugin for mixtures of experts, which `HybridParallelPlugin` trains too."""
 
+from collections.abc import Sequence
 from typing import Any
+
+import torch
+from torch.distributed import ProcessGroup
 
 from colossal._src.booster.plugin import HybridParallelPlugin
 from colossal._src.legacy.notice import superseded
+from colossal._src.pipeline import PipelineStyle
+from colossal._src.shardformer import GradientCheckpointConfig, PipelineGradientCheckpointConfig
+from colossal._src.tensor import ParallelPlan
 from colossal.errors import UnsupportedError
 
 
-def MoeHybridParallelPlugin(  # noqa: N802 (the name of a class in the older documentation)
-    tp_size: int,
-    pp_size: int,
-    ep_size: int,
-    *args: Any,
-    overlap_communication: bool = False,
-    moe_dp_outside: bool = True,
-    **kwargs: Any,
-) -> HybridParallelPlugin:
-    """Make a `HybridParallelPlugin` with `ep_size`, under the name that the older documentation has for it.
+class MoeHybridParallelPlugin(HybridParallelPlugin):
+    """`HybridParallelPlugin` with `ep_size`, under the name and with the arguments that the older documentation has.
 
     Args:
         tp_size: Ranks over which a tensor is sharded.
         pp_size: Ranks over which the layers are split into stages.
         ep_size: Ranks over which the experts of a layer are sharded.
-        *args: Those of `HybridParallelPlugin` after `pp_size`.
-        overlap_communication: With ZeRO: reduce gradients while the backward pass goes on.
+        sp_size: This and the arguments that are not named below are those of `HybridParallelPlugin`.
+        overlap_communication: With ZeRO: reduce gradients while the backward pass goes on; here False by default.
         moe_dp_outside: Only True: the ranks of an expert-parallel group have consecutive numbers.
-        **kwargs: Those of `HybridParallelPlugin`.
-
-    Returns:
-        The plugin.
+        dp_outside: Number the ranks of one replica one after the other.
 
     Raises:
         UnsupportedError: `moe_dp_outside` is False.
@@ -39,15 +35,81 @@ def MoeHybridParallelPlugin(  # noqa: N802 (the name of a class in the older doc
         >>> from colossal.testing import fake_world
         >>> with fake_world(4):
         ...     plugin = MoeHybridParallelPlugin(tp_size=1, pp_size=1, ep_size=2, zero_stage=1)
-        ...     print(plugin.ep_size, plugin.dp_size)
-        2 4
+        ...     print(plugin.ep_size, plugin.dp_size, plugin.moe_dp_size)
+        2 4 2
     """
-    if not moe_dp_outside:
-        raise UnsupportedError(
-            "Experts are sharded over consecutive ranks, so that their tokens stay within a host if they can. Found "
-            "moe_dp_outside=False. Leave it out."
-        )
-    superseded("colossal.booster.plugin.MoeHybridParallelPlugin", "HybridParallelPlugin(..., ep_size=...)")
-    return HybridParallelPlugin(
-        tp_size, pp_size, *args, ep_size=ep_size, overlap_communication=overlap_communication, **kwargs
-    )
+
+    def __init__(
+        self,
+        tp_size: int,
+        pp_size: int,
+        ep_size: int,
+        sp_size: int | None = None,
+        precision: str | None = None,
+        zero_stage: int = 0,
+        enable_all_optimization: bool = False,
+        enable_fused_normalization: bool = False,
+        enable_flash_attention: bool = False,
+        enable_jit_fused: bool = False,
+        enable_sequence_parallelism: bool = False,
+        sequence_parallelism_mode: str | None = None,
+        parallel_output: bool = True,
+        num_microbatches: int | None = None,
+        microbatch_size: int | None = None,
+        initial_scale: float = 2.0**16,
+        min_scale: float = 1.0,
+        growth_factor: float = 2.0,
+        backoff_factor: float = 0.5,
+        growth_interval: int = 1000,
+        hysteresis: int = 2,
+        max_scale: float = 2.0**32,
+        max_norm: float = 0.0,
+        broadcast_buffers: bool = True,
+        ddp_bucket_cap_mb: float = 25,
+        find_unused_parameters: bool = False,
+        check_reduction: bool = False,
+        gradient_as_bucket_view: bool = False,
+        static_graph: bool = False,
+        zero_bucket_size_in_m: float = 12,
+        cpu_offload: bool = False,
+        communication_dtype: torch.dtype | None = None,
+        overlap_communication: bool = False,
+        custom_policy: ParallelPlan | None = None,
+        pp_style: PipelineStyle = "1f1b",
+        num_model_chunks: int = 1,
+        scheduler_nodes: Any = None,
+        num_layers_per_stage: Sequence[int | range] | None = None,
+        gradient_checkpoint_config: GradientCheckpointConfig | PipelineGradientCheckpointConfig | None = None,
+        enable_metadata_cache: bool = True,
+        make_vocab_size_divisible_by: int = 64,
+        moe_dp_outside: bool = True,
+        overlap_p2p: bool = True,
+        overlap_allgather: bool = False,
+        fp8_communication: bool = False,
+        use_fp8: bool = False,
+        inner_ring_size: int | None = None,
+        dp_outside: bool = True,
+    ) -> None:
+        if not moe_dp_outside:
+            raise UnsupportedError(
+                "Experts are sharded over consecutive ranks, so that their tokens stay within a host if they can. "
+                "Found moe_dp_outside=False. Leave it out."
+            )
+        superseded("colossal.booster.plugin.MoeHybridParallelPlugin", "HybridParallelPlugin(..., ep_size=...)")
+        given = {name: value for name, value in locals().items() if name not in ("self", "__class__", "moe_dp_outside")}
+        super().__init__(**given)
+
+    @property
+    def ep_group(self) -> ProcessGroup:
+        """The ranks that have different experts."""
+        return self.mesh.group("ep")
+
+    @property
+    def moe_dp_group(self) -> ProcessGroup:
+        """The ranks that have the same experts."""
+        return self.mesh.group("edp")
+
+    @property
+    def moe_dp_size(self) -> int:
+        """The number of ranks that have the same experts."""
+        return self.mesh.size("edp")

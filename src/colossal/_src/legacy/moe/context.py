@@ -101,6 +101,11 @@ class MoeContext:
         if not computes_again():
             self._losses.append(loss)
 
+    @property
+    def losses(self) -> list[torch.Tensor]:
+        """The losses since the last reset, one for each layer."""
+        return list(self._losses)
+
     def get_loss(self) -> torch.Tensor | float:
         """Return the sum of the losses since the last reset.
 

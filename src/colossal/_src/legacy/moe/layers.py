@@ -8,10 +8,18 @@ from torch import nn
 from torch.nn import functional
 
 from colossal._src.cluster import ambient_mesh
+from colossal._src.legacy.moe.base_experts import BaseExperts
 from colossal._src.legacy.moe.context import MOE_CONTEXT, computes_again
 from colossal._src.legacy.moe.routers import NoiseFunction, NormalNoiseGenerator, TopKRouter, UniformNoiseGenerator
 from colossal._src.legacy.notice import superseded
-from colossal._src.nn.moe import FeedForwardExperts, MixtureOfExperts, Routing, StackedExperts, shard_experts
+from colossal._src.nn.moe import (
+    FeedForwardExperts,
+    MixtureOfExperts,
+    Routing,
+    StackedExperts,
+    pad_experts,
+    shard_experts,
+)
 from colossal.errors import ConfigError, UnsupportedError
 
 Activation = Callable[[torch.Tensor], torch.Tensor]
@@ -92,7 +100,7 @@ class MoeLayer(nn.Module):
         dim_model: The width of tokens.
         num_experts: The number of experts on all ranks.
         router: Settings such as those of `Top2Router`; the layer has weights of its own.
-        experts: What `Experts` or `FFNExperts` returned; several layers may share them.
+        experts: What `Experts`, `FFNExperts` or `TPExperts` returned, or a `BaseExperts`; layers may share them.
         returns_loss: Return the auxiliary loss next to the output, and leave the context alone.
 
     Attributes:
@@ -117,6 +125,8 @@ class MoeLayer(nn.Module):
         self, dim_model: int, num_experts: int, router: TopKRouter, experts: nn.Module, returns_loss: bool = False
     ) -> None:
         super().__init__()
+        if isinstance(experts, BaseExperts):
+            experts = pad_experts(experts, num_experts, ambient_mesh())
         self.moe = MixtureOfExperts(router.build(dim_model, num_experts), experts)
         self.returns_loss = returns_loss
         self._had_gradient = False

@@ -9,9 +9,18 @@ from torch.nn import functional
 from colossal._src.cluster import ambient_mesh
 from colossal._src.legacy.moe.context import MOE_CONTEXT
 from colossal._src.legacy.moe.layers import make_noise
+from colossal._src.legacy.moe.load_balance import LoadBalancer
 from colossal._src.legacy.notice import superseded
-from colossal._src.nn.moe import Capacity, FeedForwardExperts, MixtureOfExperts, Router, RouterLosses, shard_experts
-from colossal.errors import ConfigError, UnsupportedError
+from colossal._src.nn.moe import (
+    Capacity,
+    FeedForwardExperts,
+    MixtureOfExperts,
+    Router,
+    RouterLosses,
+    shard_experts,
+    shard_features,
+)
+from colossal.errors import ConfigError
 
 _ACTIVATIONS: dict[str, Any] = {
     "relu": functional.relu,
@@ -25,9 +34,11 @@ def MLPExperts(  # noqa: N802 (the name of a class in the older documentation)
     num_experts: int,
     hidden_size: int,
     intermediate_size: int,
+    expert_parallel: Literal["EP", "TP"] | None = "EP",
     activation: str | None = None,
     drop_rate: float = 0.0,
     gated: bool = False,
+    use_kernel: bool = False,
 ) -> nn.Module:
     """Build experts of two linear layers without biases, of which each rank keeps some.
 
@@ -35,16 +46,19 @@ def MLPExperts(  # noqa: N802 (the name of a class in the older documentation)
         num_experts: The number of experts on all ranks.
         hidden_size: The width of tokens.
         intermediate_size: The width between the layers.
+        expert_parallel: ``"EP"`` where each rank keeps some experts, ``"TP"`` where it keeps some features of each;
+            None for one rank.
         activation: `relu`, `gelu`, `silu` or `swiglu`, which is silu with a gate; by default silu.
         drop_rate: The probability of dropout between them.
         gated: Whether there is a gate.
+        use_kernel: Accepted as documented: there is one implementation.
 
     Returns:
         The experts of this rank.
 
     Raises:
-        ConfigError: The activation is unknown.
-        PlanError: The ranks over which experts are sharded do not divide their number.
+        ConfigError: The activation is unknown, or that of parallelism, or None on several ranks.
+        PlanError: The ranks over which experts are sharded do not divide their number, or that of features.
 
     Example:
         >>> from colossal.legacy.moe import MLPExperts
@@ -56,10 +70,19 @@ def MLPExperts(  # noqa: N802 (the name of a class in the older documentation)
         raise ConfigError(
             f"The activation is one of {', '.join(_ACTIVATIONS)}. Found {activation!r}. Pass one of them."
         )
+    del use_kernel
+    mesh = ambient_mesh()
+    is_sharded = mesh is not None and mesh.size("ep") > 1
+    if expert_parallel not in ("EP", "TP", None) or (is_sharded and expert_parallel is None):
+        raise ConfigError(
+            f"Experts are sharded by 'EP' or 'TP' on a mesh with an ep axis. Found {expert_parallel!r} and {mesh}. "
+            "Pass one of these; None is for ep=1."
+        )
     options: dict[str, Any] = {"gated": gated or activation == "swiglu", "dropout": drop_rate}
     experts = FeedForwardExperts(num_experts, hidden_size, intermediate_size, activation=chosen, **options)
-    mesh = ambient_mesh()
-    return experts if mesh is None else shard_experts(experts, mesh)
+    if mesh is None:
+        return experts
+    return shard_features(experts, mesh) if expert_parallel == "TP" else shard_experts(experts, mesh)
 
 
 class SparseMLP(nn.Module):
@@ -70,6 +93,7 @@ class SparseMLP(nn.Module):
         hidden_size: The width of tokens.
         intermediate_size: The width inside of experts.
         router_top_k: The number of experts of a token.
+        parallel: How experts are sharded, as of `MLPExperts`.
         router_loss: Whether there is an auxiliary loss.
         router_norm: Let the weights of a token add up to 1.
         router_capacity_factor_train: The factor of the capacity in training.
@@ -79,18 +103,22 @@ class SparseMLP(nn.Module):
         router_drop_tks: Whether tokens are dropped in evaluation too.
         mlp_activation: That of experts, as of `MLPExperts`.
         mlp_gated: Whether experts have a gate.
-        enable_load_balance: Only False.
+        enable_load_balance: Count the tokens of experts in training, so that `apply_load_balance` can move experts.
+        load_balance_tolerance: As of `LoadBalancer`.
+        load_balance_beam_width: As of `LoadBalancer`.
+        load_balance_group_swap_factor: As of `LoadBalancer`.
         enable_kernel: Accepted as documented, as are the next two: there is one implementation.
         enable_comm_overlap: Accepted.
         enable_hierarchical_comm: Accepted.
+        return_gate_logits: Return the scores of the router before noise and softmax next to the output.
 
     Attributes:
         moe: The router and the experts.
         has_loss: Whether there is an auxiliary loss.
+        load_balancer: The `LoadBalancer` of the experts; None without one.
 
     Raises:
-        ConfigError: The noise or the activation is unknown.
-        UnsupportedError: Experts should move between ranks, by `enable_load_balance`.
+        ConfigError: The noise, the activation or the parallelism is unknown.
 
     Communication: all_to_all, ep, as of `colossal.nn.moe.dispatch` and `colossal.nn.moe.combine`.
 
@@ -108,6 +136,7 @@ class SparseMLP(nn.Module):
         hidden_size: int,
         intermediate_size: int,
         router_top_k: int = 1,
+        parallel: Literal["EP", "TP"] | None = "EP",
         router_loss: bool = True,
         router_norm: bool = False,
         router_capacity_factor_train: float = 1.25,
@@ -118,18 +147,17 @@ class SparseMLP(nn.Module):
         mlp_activation: str | None = None,
         mlp_gated: bool = False,
         enable_load_balance: bool = False,
+        load_balance_tolerance: float = 0.1,
+        load_balance_beam_width: int = 8,
+        load_balance_group_swap_factor: float = 0.4,
         enable_kernel: bool = False,
         enable_comm_overlap: bool = False,
-        enable_hierarchical_comm: bool = False,
+        enable_hierarchical_comm: bool = True,
+        return_gate_logits: bool = False,
     ) -> None:
         super().__init__()
         superseded("colossal.legacy.moe.SparseMLP", "colossal.nn.moe.MixtureOfExperts(router, experts)")
         del enable_kernel, enable_comm_overlap, enable_hierarchical_comm
-        if enable_load_balance:
-            raise UnsupportedError(
-                "Experts stay on their ranks; their load is balanced by the router. Found enable_load_balance=True. "
-                "Leave it out, or write colossal.nn.moe.Router(..., bias_rate=0.001) and update_expert_biases."
-            )
         evaluation = router_capacity_factor_eval if router_drop_tks else None
         capacity = Capacity(train=router_capacity_factor_train, eval=evaluation, minimum=router_min_capacity)
         router = Router(
@@ -141,20 +169,31 @@ class SparseMLP(nn.Module):
             noise=make_noise(router_noisy_policy, num_experts),
             losses=RouterLosses(aux_weight=float(router_loss)),
         )
-        self.has_loss = router_loss
-        experts = MLPExperts(num_experts, hidden_size, intermediate_size, mlp_activation, gated=mlp_gated)
+        self.has_loss, self._returns_logits = router_loss, return_gate_logits
+        sizes = num_experts, hidden_size, intermediate_size
+        experts = MLPExperts(*sizes, parallel, mlp_activation, gated=mlp_gated)
         self.moe = MixtureOfExperts(router, experts)
+        self.load_balancer: LoadBalancer | None = None
+        if enable_load_balance:
+            limits = load_balance_tolerance, load_balance_beam_width, load_balance_group_swap_factor
+            own: Any = experts
+            self.load_balancer = LoadBalancer(own, router, own.num_experts, num_experts, None, None, *limits)
 
-    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+    def forward(self, inputs: torch.Tensor) -> Any:
         """Route tokens to experts.
 
         Args:
             inputs: Of shape (..., D).
 
         Returns:
-            The results, of the same shape.
+            The results, of the same shape; with `return_gate_logits` the scores of the router too, of shape (..., E).
         """
         output, routing = self.moe(inputs)
         if self.training and self.has_loss:
             MOE_CONTEXT.add_loss(routing.aux_loss)
-        return output
+        if self.training and self.load_balancer is not None:
+            self.load_balancer.update_load(routing.tokens_per_expert)
+        if not self._returns_logits:
+            return output
+        dtype = torch.promote_types(inputs.dtype, torch.float32)
+        return output, functional.linear(inputs.to(dtype), self.moe.router.weight.to(dtype))

@@ -3,8 +3,10 @@
 from colossal._src.nn.moe.dispatch import Dispatched, combine, dispatch, num_experts_of_rank
 from colossal._src.nn.moe.expert_parallel import ExpertParallel, shard_experts
 from colossal._src.nn.moe.experts import FeedForwardExperts, StackedExperts
+from colossal._src.nn.moe.feature_parallel import shard_features
 from colossal._src.nn.moe.mixture import MixtureOfExperts
 from colossal._src.nn.moe.noise import GaussianNoise, UniformNoise
+from colossal._src.nn.moe.padded_experts import PaddedExperts, pad_experts
 from colossal._src.nn.moe.router import GroupLimit, Router, RouterLosses, update_expert_biases
 from colossal._src.nn.moe.routing import Capacity, Routing
 
@@ -16,6 +18,7 @@ __all__ = [
     "GaussianNoise",
     "GroupLimit",
     "MixtureOfExperts",
+    "PaddedExperts",
     "Router",
     "RouterLosses",
     "Routing",
@@ -24,6 +27,8 @@ __all__ = [
     "combine",
     "dispatch",
     "num_experts_of_rank",
+    "pad_experts",
     "shard_experts",
+    "shard_features",
     "update_expert_biases",
 ]

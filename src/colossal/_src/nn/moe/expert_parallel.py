@@ -95,7 +95,8 @@ def shard_experts(experts: nn.Module, mesh: ParallelMesh, exchange: Exchange = "
             ranks, whatever experts are chosen.
 
     Returns:
-        The module, whose class is derived from `ExpertParallel` too; unchanged where the ep axis has one rank.
+        The module, whose class is derived from `ExpertParallel` too; unchanged where the ep axis has one rank, or
+            this was done before.
 
     Raises:
         PlanError: The experts are not stored so, or the size of the ep axis does not divide their number.
@@ -120,7 +121,7 @@ def shard_experts(experts: nn.Module, mesh: ParallelMesh, exchange: Exchange = "
         raise ConfigError(
             f"Tokens come to experts by one of {', '.join(get_args(Exchange))}. Found {exchange!r}. Pass one of these."
         )
-    if mesh.size(EXPERTS) == 1:
+    if mesh.size(EXPERTS) == 1 or isinstance(experts, ExpertParallel):
         return experts
     layer: Any = experts
     number = getattr(experts, "num_experts", None)

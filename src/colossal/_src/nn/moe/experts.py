@@ -81,7 +81,7 @@ class StackedExperts(nn.Module):
         Returns:
             The results, of shape (T, D).
         """
-        return _apply_sorted(hidden_states, chosen, weights, self.num_experts, self.forward_grouped)
+        return apply_sorted(hidden_states, chosen, weights, self.num_experts, self.forward_grouped)
 
     def forward_grouped(self, rows: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
         """Compute rows that are sorted by expert.
@@ -177,7 +177,7 @@ class FeedForwardExperts(nn.Module):
         Returns:
             The results, of shape (T, D).
         """
-        return _apply_sorted(hidden_states, chosen, weights, self.num_experts, self.forward_grouped)
+        return apply_sorted(hidden_states, chosen, weights, self.num_experts, self.forward_grouped)
 
     def forward_grouped(self, rows: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
         """Compute rows that are sorted by expert.
@@ -206,7 +206,7 @@ class FeedForwardExperts(nn.Module):
         return grouped_linear(rows, self.get_parameter(name), ends, bias)
 
 
-def _apply_sorted(
+def apply_sorted(
     tokens: torch.Tensor,
     chosen: torch.Tensor,
     weights: torch.Tensor,

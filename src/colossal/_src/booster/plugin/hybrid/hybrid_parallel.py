@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import Any, final
+from typing import Any
 
 import torch
 from torch import nn
@@ -20,7 +20,6 @@ from colossal._src.shardformer import GradientCheckpointConfig, PipelineGradient
 from colossal._src.tensor import DATA, ParallelPlan
 
 
-@final
 class HybridParallelPlugin(DataParallelPlugin):
     """Shards transformers in four ways at once: tensors, sequences, layers, and batches.
 

@@ -32,6 +32,7 @@ from colossal._src.shardformer import (
     check_experts,
     checkpoint_layers,
     choose_options,
+    has_sharded_experts,
     plan_of,
 )
 from colossal._src.tensor import (
@@ -106,7 +107,8 @@ def _needs_plan(model: nn.Module, options: HybridOptions, mesh: ParallelMesh) ->
         placement_of(parameter).is_compute_sharded for parameter in model.parameters()
     )  # as layers of colossal.nn
     checkpoints = options.sharding.gradient_checkpoint_config is not None
-    by_mesh = (mesh.size("tp") > 1 and not is_sharded) or mesh.size("sp") > 1 or mesh.size("ep") > 1
+    by_mesh = (mesh.size("tp") > 1 and not is_sharded) or mesh.size("sp") > 1
+    by_mesh = by_mesh or (mesh.size("ep") > 1 and not has_sharded_experts(model))
     return by_mesh or is_split or checkpoints
 
 
