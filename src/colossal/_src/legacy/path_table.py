@@ -79,7 +79,9 @@ PATHS: Mapping[str, Mapping[str, str]] = {
     "colossal.utils.data_sampler.data_parallel_sampler": {
         "colossal.legacy.utils": "DataParallelSampler get_dataloader"
     },
-    "colossal.utils.memory": {"colossal.legacy.utils": "report_memory_usage"},
+    "colossal.utils.memory": {
+        "colossal.legacy.utils": "colo_device_memory_capacity colo_set_process_memory_fraction report_memory_usage"
+    },
     "colossal.utils.multi_tensor_apply": {"colossal.legacy.utils": "MultiTensorApply multi_tensor_applier"},
     "colossal.utils.tensor_detector": {"colossal.legacy.utils": "TensorDetector"},
     "colossal.utils.timer": {"colossal.legacy.utils": "MultiTimer Timer"},
@@ -112,6 +114,7 @@ PATHS: Mapping[str, Mapping[str, str]] = {
     "colossal.accelerator.npu_accelerator": {"colossal.legacy.accelerator": "NpuAccelerator"},
     "colossal.booster.plugin": {"colossal.legacy.booster": "MoeHybridParallelPlugin"},
     "colossal.booster.plugin.moe_hybrid_parallel_plugin": {"colossal.legacy.booster": "MoeHybridParallelPlugin"},
+    "colossal.booster.plugin.dp_plugin_base": {"colossal.legacy.booster": "DPPluginBase=DataParallelPluginBase"},
     "colossal.booster.plugin.gemini_plugin": {"colossal.booster.plugin": "GeminiPlugin"},
     "colossal.booster.plugin.hybrid_parallel_plugin": {
         "colossal.booster.plugin": "HybridParallelPlugin",
@@ -158,9 +161,15 @@ PATHS: Mapping[str, Mapping[str, str]] = {
     },
     "colossal.gemini.gemini_mgr": {"colossal.legacy.zero": "GeminiManager"},
     "colossal.nn.metric": {"colossal.nn": "Accuracy", _LAYERS: "Accuracy1D Accuracy2D Accuracy2p5D Accuracy3D"},
+    "colossal.nn.optimizer.adafactor": {"colossal.nn.optimizer": "Adafactor"},
+    "colossal.nn.optimizer.came": {"colossal.nn.optimizer": "CAME"},
     "colossal.nn.optimizer.cpu_adam": {"colossal.nn.optimizer": "CPUAdam"},
-    "colossal.nn.optimizer.hybrid_adam": {"colossal.nn.optimizer": "HybridAdam"},
+    "colossal.nn.optimizer.distributed_adafactor": {"colossal.nn.optimizer": "DistributedAdaFactor"},
+    "colossal.nn.optimizer.distributed_came": {"colossal.nn.optimizer": "DistributedCAME"},
+    "colossal.nn.optimizer.distributed_lamb": {"colossal.nn.optimizer": "DistributedLamb"},
     "colossal.nn.optimizer.galore": {"colossal.nn.optimizer": "get_galore_param_groups"},
+    "colossal.nn.optimizer.hybrid_adam": {"colossal.nn.optimizer": "HybridAdam"},
+    "colossal.nn.optimizer.lamb": {"colossal.nn.optimizer": "Lamb"},
     "colossal.nn.parallel": {
         "colossal.legacy.zero": "ZeroDDP",
         "colossal.zero.gemini": "GeminiDDP",
@@ -182,6 +191,7 @@ PATHS: Mapping[str, Mapping[str, str]] = {
         "search_chunk_configuration=search_configuration_of_chunks",
     },
     "colossal.zero.gemini.gemini_mgr": {"colossal.legacy.zero": "GeminiManager"},
+    "colossal.zero.gemini.utils": {"colossal.zero.gemini": "get_static_torch_model"},
     "colossal.zero.gemini.memory_tracer": {"colossal.legacy.zero": "MemStatsCollector"},
     "colossal.zero.init_ctx": {"colossal.legacy.zero": "ZeroInitContext"},
     "colossal.zero.low_level": {"colossal.legacy.zero": "LowLevelZeroOptimizer"},
