@@ -16,9 +16,10 @@ from colossal.booster import Booster
 from colossal.checkpoint_io import GeneralCheckpointIO
 from colossal.errors import ConfigError, UnsupportedError
 from colossal.interface import ModelWrapper, OptimizerWrapper
-from colossal.testing import assert_close, run_processes
+from colossal.testing import assert_close, run_processes, run_threads
 
 Plugin: Any = importlib.import_module("colossal.booster.plugin.plugin_base").Plugin
+DPPluginBase: Any = importlib.import_module("colossal.booster.plugin.dp_plugin_base").DPPluginBase
 
 
 class OwnPlugin(Plugin):
@@ -218,3 +219,22 @@ def test_a_plugin_without_a_method_cannot_be_made() -> None:
 
     with pytest.raises(TypeError, match="control_checkpoint_io.*supported_devices"):
         Incomplete()
+
+
+def batches_of_ranks() -> list[list[int]]:
+    own_methods = {name: vars(OwnPlugin)[name] for name in ("supported_devices", "supported_precisions", "configure")}
+    answers = {f"control_{what}": lambda _: False for what in ("device", "precision", "checkpoint_io")}
+    kind: Any = type("Own", (DPPluginBase,), {**own_methods, **answers, "get_checkpoint_io": lambda _: None})
+    with pytest.raises(TypeError, match="support_no_sync"):
+        kind()
+    kind.support_no_sync = lambda _: False
+    kind.__abstractmethods__ = frozenset()
+    with pytest.raises(UnsupportedError, match=r"no_sync needs a plugin that has it\. Found Own"):
+        kind().no_sync(nn.Linear(1, 1))
+    return [batch[0].tolist() for batch in kind().prepare_dataloader(TensorDataset(torch.arange(8)), batch_size=2)]
+
+
+def test_a_plugin_for_replicas_shards_a_dataset() -> None:
+    first, second = run_threads(batches_of_ranks, 2)
+    assert sorted(number for batch in first + second for number in batch) == list(range(8))
+    assert len(first) == len(second) == 2

@@ -86,6 +86,7 @@ def test_a_path_is_run_by_its_actions_as_by_apply() -> None:
             P.ALL2ALL_FWD_ALL2ALL_BWD,
             P.SPLIT_FWD_GATHER_BWD,
         ]
+        assert manager.cached_spec_pairs_transform_path["[S01, R]", "[R, S01]"] == (path, actions)
         assert cost["total"] == pytest.approx(sum(action.get_comm_cost()["total"] for action in actions))
         assert cost["forward"] == pytest.approx(mesh.all_gather_cost(4 * 32, 1) + mesh.all_to_all_cost(4 * 64, 0))
         tensor: Any = held(mesh, {0: [0, 1]}).requires_grad_()

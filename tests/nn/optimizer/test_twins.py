@@ -214,3 +214,33 @@ def test_plain_tensors_among_tensor_parallel_ranks_are_refused() -> None:
             optimizer.setup_distributed(mesh.group("tp"))
     lamb_of(nn.Parameter(torch.ones(2))).setup_distributed()
     assert Lamb.__mro__[1] is DistributedLamb.__mro__[2]
+
+
+def on_mixed_parameters(name: str) -> None:
+    from torch.distributed.tensor import Shard, distribute_tensor
+
+    mesh, fulls = ParallelMesh(tp=2), start()
+    sharded = {number for number, full in enumerate(fulls) if full.dim() > 1 and full.shape[0] % 2 == 0}
+    assert 0 < len(sharded) < len(fulls)
+
+    def placed(number: int, full: torch.Tensor) -> torch.Tensor:
+        return distribute_tensor(full, mesh.device_mesh["tp"], [Shard(0)]) if number in sharded else full
+
+    params = [nn.Parameter(placed(number, full)) for number, full in enumerate(fulls)]
+    optimizer = twin_of(name, params)
+    optimizer.setup_distributed(mesh.group("tp"))
+    for step in ALL:
+        for number, (param, grad) in enumerate(zip(params, grads_at(step), strict=True)):
+            param.grad = placed(number, grad)
+        optimizer.step()
+    for number, (param, wanted) in enumerate(zip(params, CASES[name].expected(), strict=True)):
+        found = param.full_tensor() if number in sharded else param
+        torch.testing.assert_close(found.detach(), wanted, rtol=1e-10, atol=1e-12)
+    params[min(set(range(len(fulls))) - sharded)].data.add_(mesh.rank("tp"))
+    with pytest.raises(UnsupportedError, match="a plain tensor is full, and the same on all ranks of tp_group. Found"):
+        optimizer.setup_distributed(mesh.group("tp"))
+
+
+@pytest.mark.parametrize("name", TWINS)
+def test_plain_tensors_next_to_tensor_parallel_ones_are_full(name) -> None:
+    run_threads(on_mixed_parameters, 2, name)

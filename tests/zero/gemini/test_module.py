@@ -416,6 +416,30 @@ def states(model: nn.Module, **options: Any) -> list[dict[str, Any]]:
     return [wrapped.state_dict(only_rank_0=False), wrapped.state_dict()]
 
 
+def states_by_size(model: nn.Module, mebibytes: float, only_rank_0: bool) -> list[tuple[dict[str, Any], int]]:
+    wrapped, _ = wrap(model, None)
+    return list(wrapped.state_dict_shard(max_shard_size=mebibytes, only_rank_0=only_rank_0))
+
+
+@pytest.mark.parametrize("only_rank_0", [False, True])
+def test_the_state_comes_some_of_it_at_a_time(only_rank_0: bool) -> None:
+    model = model_of(Branches)
+    expected = dict(model.state_dict())
+    total = sum(value.nbytes for value in expected.values())
+    limit = max(total // 3, *(value.nbytes for value in expected.values()))
+    first, second = run_threads(states_by_size, 2, model, limit / 2**20, only_rank_0)
+    assert len(first) == len(second) > 1
+    for found in (first, second):
+        assert all(0 < size <= limit for _, size in found)
+        assert sum(size for _, size in found) == total
+    assert any(shard for shard, _ in second) is not only_rank_0
+    for found in (first, *([] if only_rank_0 else [second])):
+        assert [sum(value.nbytes for value in shard.values()) for shard, _ in found] == [size for _, size in found]
+        state = {name: value for shard, _ in found for name, value in shard.items()}
+        assert list(state) == list(expected)
+        assert all(torch.equal(state[name], value) for name, value in expected.items())
+
+
 @pytest.mark.parametrize("placement", PLACEMENTS)
 def test_the_state_is_that_of_the_model(placement: str) -> None:
     model = model_of(Branches)

@@ -37,7 +37,7 @@ from colossal._src.interface.optimizer_check import check_optimizer
 from colossal._src.interface.refusal import SAVE_AND_GENERATE, SAVE_AND_MERGE, lift_refusals, refuse
 
 if TYPE_CHECKING:
-    from colossal._src.interface.full_state_dict import full_state
+    from colossal._src.interface.full_state_dict import full_items, full_state
     from colossal._src.interface.gradient_checks import check_dense_gradients, check_equal_rounding
     from colossal._src.interface.keywords import Clipping, Keywords, check_known, keywords_for, refuse_unsupported
     from colossal._src.interface.param_groups import has_uniform_state, rebind_param_groups, uniform_state_like
@@ -51,6 +51,7 @@ _MODULE_OF = {
     "check_dense_gradients": "colossal._src.interface.gradient_checks",
     "check_equal_rounding": "colossal._src.interface.gradient_checks",
     "check_known": "colossal._src.interface.keywords",
+    "full_items": "colossal._src.interface.full_state_dict",
     "full_state": "colossal._src.interface.full_state_dict",
     "get_pretrained_path": "colossal._src.interface.pretrained",
     "keywords_for": "colossal._src.interface.keywords",
@@ -88,6 +89,7 @@ __all__ = [
     "check_known",
     "check_optimizer",
     "copy_module",
+    "full_items",
     "full_spec_of",
     "full_state",
     "get_pretrained_path",

@@ -1,5 +1,6 @@
 """The full state of a model whose tensors ranks shard, and what would write shards as if they were full."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -26,21 +27,23 @@ def full_state(model: nn.Module, is_kept: bool = True) -> dict[str, Any]:
 
     Communication: all_gather, the ranks that shard a tensor, its bytes.
     """
+    # all are gathered where none is kept too, as all ranks take part
+    return {name: full for name, full in full_items(model) if is_kept}
+
+
+def full_items(model: nn.Module) -> Iterator[tuple[str, Any]]:
+    """Gather one tensor of the state after another, as `full_state` does; all ranks iterate to the end."""
     if full_spec_of(model) is not None:
         raise UnsupportedError(
             "A full state is that of a model whose layers are all here. Found a model that is partitioned into "
             "pipeline stages. Call booster.save_model(model, checkpoint), which writes all stages."
         )
-    found: dict[str, Any] = {}
-    with CallOfAllRanks("gather the state of a model, by model.state_dict() or booster.save_model,"):
-        for name, value in model.state_dict(keep_vars=True).items():
-            held = backing_shard(value)
-            # also where it is not kept, as all ranks take part in the gather; cloned, as `cpu()` may return the
-            # parameter itself
+    for name, value in model.state_dict(keep_vars=True).items():
+        held = backing_shard(value)
+        with CallOfAllRanks("gather the state of a model, by model.state_dict() or booster.save_model,"):
+            # cloned, as `cpu()` may return the parameter itself
             full = full_tensor_of(held).detach().cpu().clone() if isinstance(held, torch.Tensor) else held
-            if is_kept:
-                found[name] = full
-    return found
+        yield name, full
 
 
 def refuse_partial_export(model: nn.Module, wrapper: nn.Module) -> None:

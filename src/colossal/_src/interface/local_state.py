@@ -1,13 +1,18 @@
-"""State dicts of which this rank has shards only: for use in memory, and not to be written as if they were full."""
+"""State dicts of which this rank has shards only: for use in memory, and not to be written as if they were full.
+
+`StateMixin` has the verbs of a boosted optimizer that hand its state out and take it back.
+"""
 
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 from typing import Any, NoReturn, final
 
 import torch
+from torch import distributed as dist
 from torch import nn
 
-from colossal._src.tensor import backing_shard, is_dtensor, placement_of
+from colossal._src.interface.full_spec import Peers
+from colossal._src.tensor import backing_shard, copy_placement, full_tensor_of, is_dtensor, placement_of
 from colossal.errors import ConfigError, UnsupportedError
 
 _MODEL = (
@@ -20,6 +25,8 @@ _OPTIMIZER = (
     "shards of them, and is about to be copied to a file or another process. Call "
     "booster.save_optimizer(optimizer, checkpoint) on all ranks, and booster.load_optimizer, on any number of them."
 )
+_FACTORED_ENDINGS = ("_row", "_col")
+"""Of optimizer states that are full on all ranks: sums over rows and columns."""
 
 
 @final
@@ -102,3 +109,75 @@ def check_optimizer_state(state_dict: Mapping[str, Any], parameters: Iterable[to
                     f"{name!r} of a full parameter, of the shape {list(full)}. Save the state by torch.save, and call "
                     "booster.load_optimizer(optimizer, file) on all ranks, which reads a state dict of torch too."
                 )
+
+
+class StateMixin:
+    """What `OptimizerWrapper` does with the state of the optimizer that it wraps.
+
+    Attributes:
+        optim: The optimizer that holds the state and does the update.
+    """
+
+    optim: torch.optim.Optimizer
+    _peers: Peers | None
+
+    @property
+    def parameters(self) -> list[torch.nn.Parameter]:
+        """The parameters of all groups; master weights where there are some."""
+        raise NotImplementedError
+
+    def state_dict(self, only_rank_0: bool | None = None) -> dict[str, Any]:
+        """Collect the wrapped optimizer's state; or that of full parameters, whatever ranks shard.
+
+        Args:
+            only_rank_0: True: the first rank gets full tensors, in host memory, and the others an empty dict; False:
+                all ranks get them. All ranks call together.
+
+        Returns:
+            The state in torch's own form, by number of the parameter. Without `only_rank_0` it has the tensors of this
+            rank; that of shards cannot be pickled.
+
+        Raises:
+            UnsupportedError: `only_rank_0` is given, and the model is partitioned into pipeline stages.
+
+        Communication: with `only_rank_0`, all_gather, the ranks that shard a parameter, the bytes of its state.
+        """
+        state_dict = self.optim.state_dict()
+        if only_rank_0 is None:
+            return mark_optimizer_state(state_dict, self.parameters, has_peers=self._peers is not None)
+        if self._peers is not None:
+            raise UnsupportedError(
+                "A full state is that of an optimizer of all parameters. Found one of a model that is partitioned into "
+                "pipeline stages. Call booster.save_optimizer(optimizer, checkpoint), which writes those of all stages."
+            )
+        from colossal._src.comm import CallOfAllRanks
+
+        with CallOfAllRanks("gather the state of an optimizer, by optimizer.state_dict(only_rank_0=...),"):
+            full = {
+                number: {
+                    name: _full_value(name, value, parameter) for name, value in state_dict["state"][number].items()
+                }
+                for number, parameter in enumerate(self.parameters)
+                if number in state_dict["state"]
+            }
+        is_kept = not only_rank_0 or not dist.is_initialized() or dist.get_rank() == 0
+        return state_dict | {"state": full} if is_kept else {}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Continue from a state of the wrapped optimizer.
+
+        Args:
+            state_dict: What `state_dict` returned; a `ConfigError` if it is of full parameters, and these are shards.
+        """
+        check_optimizer_state(state_dict, self.parameters)
+        self.optim.load_state_dict(state_dict)
+
+
+@torch.no_grad()
+def _full_value(name: str, value: Any, parameter: torch.nn.Parameter) -> Any:
+    """A state of the full parameter, in host memory: a tensor of another shape than the shard is full already."""
+    if not isinstance(value, torch.Tensor):
+        return value
+    if value.shape == parameter.shape and not name.endswith(_FACTORED_ENDINGS):
+        value = full_tensor_of(copy_placement(value.detach(), parameter))
+    return value.detach().cpu().clone()

@@ -11,7 +11,7 @@ from colossal._src.amp import LossScaler, MasterParams, NoScaler
 from colossal._src.interface.clipping_mixin import ClippingMixin
 from colossal._src.interface.full_spec import FullOptimizerSpec, Peers
 from colossal._src.interface.guarded_params import discard_gradients, guard_parameters, plain_parameters
-from colossal._src.interface.local_state import check_optimizer_state, mark_optimizer_state
+from colossal._src.interface.local_state import StateMixin
 from colossal._src.interface.nonfinite_check import NonFiniteCheck
 from colossal._src.interface.optimizer_check import check_optimizer
 from colossal._src.interface.torch_optimizer import TorchOptimizer
@@ -19,7 +19,7 @@ from colossal._src.tensor import local_of, local_operations, placement_of, strip
 from colossal.errors import ConfigError, UnsupportedError
 
 
-class OptimizerWrapper(ClippingMixin, TorchOptimizer):
+class OptimizerWrapper(ClippingMixin, StateMixin, TorchOptimizer):
     """Decides when gradients become an update: backward, clip, step, zero_grad.
 
     Gradients that the caller sees through the clip methods and `get_grad_norm` are unscaled. Schedules may be built of
@@ -367,23 +367,6 @@ class OptimizerWrapper(ClippingMixin, TorchOptimizer):
                 "loss.backward() leaves them: the update would be that many times too small. Call "
                 "booster.backward(loss, optimizer)."
             )
-
-    def state_dict(self) -> dict[str, Any]:
-        """Collect the wrapped optimizer's state.
-
-        Returns:
-            The state in torch's own form, by number of the parameter. That of shards cannot be pickled.
-        """
-        return mark_optimizer_state(self.optim.state_dict(), self.parameters, has_peers=self._peers is not None)
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Continue from a state of the wrapped optimizer.
-
-        Args:
-            state_dict: What `state_dict` returned; a `ConfigError` if it is of full parameters, and these are shards.
-        """
-        check_optimizer_state(state_dict, self.parameters)
-        self.optim.load_state_dict(state_dict)
 
     def unwrap(self) -> torch.optim.Optimizer:
         """Take the wrapper off.

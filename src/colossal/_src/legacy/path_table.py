@@ -9,6 +9,7 @@ from collections.abc import Mapping
 _CONTEXT = "colossal.legacy.context"
 _LAYERS = "colossal._src.legacy.nn"
 _TENSORS = "colossal._src.legacy.tensor"
+_UTILS = "colossal.legacy.utils"
 
 PATHS: Mapping[str, Mapping[str, str]] = {
     # ---------------------------------------------------------------- start and context
@@ -59,30 +60,30 @@ PATHS: Mapping[str, Mapping[str, str]] = {
     },
     "colossal.communication.utils": {"colossal.legacy.communication": "recv_obj_meta send_obj_meta"},
     # ---------------------------------------------------------------- utils
-    "colossal.utils": {"colossal.legacy.utils": "*", "colossal.legacy.testing": "free_port"},
-    "colossal.utils.activation_checkpoint": {"colossal.legacy.utils": "checkpoint"},
+    "colossal.utils": {_UTILS: "*", "colossal.legacy.testing": "free_port"},
+    "colossal.utils.activation_checkpoint": {_UTILS: "checkpoint"},
     "colossal.utils.checkpointing": {
-        "colossal.legacy.utils": "load_checkpoint save_checkpoint",
+        _UTILS: "load_checkpoint save_checkpoint",
         "colossal._src.legacy.utils.checkpoint_file": "gather_pipeline_parallel_state_dict",
     },
     "colossal.utils.common": {
-        "colossal.legacy.utils": "clip_grad_norm=clip_grad_norm_fp32 "
+        _UTILS: "clip_grad_norm=clip_grad_norm_fp32 "
         "clip_grad_norm_fp32 conditional_context count_zeros_fp32 disposable "
         "ensure_path_exists free_storage get_current_device is_ddp_ignored "
         "is_dp_rank_0 is_no_pp_or_last_stage is_tp_rank_0 is_using_ddp "
         "is_using_pp is_using_sequence multi_tensor_applier print_rank_0 "
         "set_seed switch_virtual_pipeline_parallel_rank sync_model_param"
     },
-    "colossal.utils.cuda": {"colossal.legacy.utils": "empty_cache get_current_device set_to_cuda synchronize"},
-    "colossal.utils.device": {"colossal.legacy.utils": "empty_cache get_current_device set_to_cuda synchronize"},
-    "colossal.utils.data_sampler": {"colossal.legacy.utils": "DataParallelSampler get_dataloader"},
-    "colossal.utils.data_sampler.data_parallel_sampler": {
-        "colossal.legacy.utils": "DataParallelSampler get_dataloader"
+    "colossal.utils.cuda": {_UTILS: "empty_cache get_current_device set_to_cuda synchronize"},
+    "colossal.utils.device": {_UTILS: "empty_cache get_current_device set_to_cuda synchronize"},
+    "colossal.utils.data_sampler": {_UTILS: "DataParallelSampler get_dataloader"},
+    "colossal.utils.data_sampler.data_parallel_sampler": {_UTILS: "DataParallelSampler get_dataloader"},
+    "colossal.utils.memory": {
+        _UTILS: "colo_device_memory_capacity colo_set_process_memory_fraction report_memory_usage"
     },
-    "colossal.utils.memory": {"colossal.legacy.utils": "report_memory_usage"},
-    "colossal.utils.multi_tensor_apply": {"colossal.legacy.utils": "MultiTensorApply multi_tensor_applier"},
-    "colossal.utils.tensor_detector": {"colossal.legacy.utils": "TensorDetector"},
-    "colossal.utils.timer": {"colossal.legacy.utils": "MultiTimer Timer"},
+    "colossal.utils.multi_tensor_apply": {_UTILS: "MultiTensorApply multi_tensor_applier"},
+    "colossal.utils.tensor_detector": {_UTILS: "TensorDetector"},
+    "colossal.utils.timer": {_UTILS: "MultiTimer Timer"},
     # ---------------------------------------------------------------- amp and zero
     "colossal.amp": {"colossal.legacy.amp": "*"},
     "colossal.amp.amp_type": {"colossal.legacy.amp": "AMP_TYPE"},
@@ -98,7 +99,7 @@ PATHS: Mapping[str, Mapping[str, str]] = {
     "colossal.amp.naive_amp.mixed_precision_optimizer": {"colossal.legacy.amp": "MixedPrecisionOptimizer"},
     "colossal.amp.torch_amp": {"colossal.legacy.amp": "convert_to_torch_amp"},
     "colossal.booster.booster": {"colossal.booster": "Booster"},
-    "colossal.booster.accelerator": {"colossal.legacy.utils": "Accelerator=DeviceBinding"},
+    "colossal.booster.accelerator": {_UTILS: "Accelerator=DeviceBinding"},
     "colossal.accelerator": {
         "colossal.legacy.accelerator": "BaseAccelerator CpuAccelerator CudaAccelerator NpuAccelerator"
     },
@@ -112,6 +113,7 @@ PATHS: Mapping[str, Mapping[str, str]] = {
     "colossal.accelerator.npu_accelerator": {"colossal.legacy.accelerator": "NpuAccelerator"},
     "colossal.booster.plugin": {"colossal.legacy.booster": "MoeHybridParallelPlugin"},
     "colossal.booster.plugin.moe_hybrid_parallel_plugin": {"colossal.legacy.booster": "MoeHybridParallelPlugin"},
+    "colossal.booster.plugin.dp_plugin_base": {"colossal.legacy.booster": "DPPluginBase=DataParallelPluginBase"},
     "colossal.booster.plugin.gemini_plugin": {"colossal.booster.plugin": "GeminiPlugin"},
     "colossal.booster.plugin.hybrid_parallel_plugin": {
         "colossal.booster.plugin": "HybridParallelPlugin",
@@ -159,9 +161,16 @@ PATHS: Mapping[str, Mapping[str, str]] = {
     },
     "colossal.gemini.gemini_mgr": {"colossal.legacy.zero": "GeminiManager"},
     "colossal.nn.metric": {"colossal.nn": "Accuracy", _LAYERS: "Accuracy1D Accuracy2D Accuracy2p5D Accuracy3D"},
+    "colossal.nn.optimizer.adafactor": {"colossal.nn.optimizer": "Adafactor"},
+    "colossal.nn.optimizer.came": {"colossal.nn.optimizer": "CAME"},
     "colossal.nn.optimizer.cpu_adam": {"colossal.nn.optimizer": "CPUAdam"},
-    "colossal.nn.optimizer.hybrid_adam": {"colossal.nn.optimizer": "HybridAdam"},
+    "colossal.nn.optimizer.distributed_adafactor": {"colossal.nn.optimizer": "DistributedAdaFactor"},
+    "colossal.nn.optimizer.distributed_came": {"colossal.nn.optimizer": "DistributedCAME"},
+    "colossal.nn.optimizer.distributed_lamb": {"colossal.nn.optimizer": "DistributedLamb"},
     "colossal.nn.optimizer.galore": {"colossal.nn.optimizer": "get_galore_param_groups"},
+    "colossal.nn.optimizer.gemini_optimizer": {"colossal.zero.gemini": "GeminiAdamOptimizer"},
+    "colossal.nn.optimizer.hybrid_adam": {"colossal.nn.optimizer": "HybridAdam"},
+    "colossal.nn.optimizer.lamb": {"colossal.nn.optimizer": "Lamb"},
     "colossal.nn.parallel": {
         "colossal.legacy.zero": "ZeroDDP",
         "colossal.zero.gemini": "GeminiDDP",
@@ -183,6 +192,7 @@ PATHS: Mapping[str, Mapping[str, str]] = {
         "search_chunk_configuration=search_configuration_of_chunks",
     },
     "colossal.zero.gemini.gemini_mgr": {"colossal.legacy.zero": "GeminiManager"},
+    "colossal.zero.gemini.utils": {"colossal.zero.gemini": "get_static_torch_model"},
     "colossal.zero.gemini.memory_tracer": {"colossal.legacy.zero": "MemStatsCollector"},
     "colossal.zero.init_ctx": {"colossal.legacy.zero": "ZeroInitContext"},
     "colossal.zero.low_level": {"colossal.legacy.zero": "LowLevelZeroOptimizer"},
@@ -376,7 +386,7 @@ PATHS: Mapping[str, Mapping[str, str]] = {
     "colossal.quantization.fp8": {"colossal.legacy.quantization": "linear_fp8"},
     "colossal.testing": {"colossal.legacy.testing": "*"},
     "colossal.testing.comparison": {"colossal.legacy.testing": "*", "colossal.testing": "assert_close"},
-    "colossal.testing.random": {"colossal.legacy.utils": "seed_all=set_seed"},
+    "colossal.testing.random": {_UTILS: "seed_all=set_seed"},
     "colossal.testing.pytest_wrapper": {"colossal.legacy.testing": "run_on_environment_flag"},
     "colossal.testing.utils": {"colossal.legacy.testing": "*"},
     "colossal.nn.loss": {

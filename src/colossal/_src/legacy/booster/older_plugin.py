@@ -231,6 +231,35 @@ _TWO_FORMS: dict[str, Callable[[Any], Any]] = {
 }
 
 
+class DataParallelPluginBase(OlderPlugin):
+    """The base class of a plugin of your own that trains replicas: it has `prepare_dataloader`, and no `no_sync` yet.
+
+    Example:
+        >>> from colossal.legacy.booster import DataParallelPluginBase, OlderPlugin
+        >>> issubclass(DataParallelPluginBase, OlderPlugin)
+        True
+    """
+
+    def no_sync(  # the arguments are those of an override
+        self,
+        model: nn.Module,  # noqa: ARG002
+        optimizer: OptimizerWrapper | None = None,  # noqa: ARG002
+    ) -> AbstractContextManager[Any]:
+        """Open a context in which gradients accumulate without being reduced over ranks; here there is none.
+
+        Args:
+            model: The boosted model.
+            optimizer: The boosted optimizer.
+
+        Raises:
+            UnsupportedError: Always.
+        """
+        raise UnsupportedError(
+            f"no_sync needs a plugin that has it. Found {type(self).__name__}, which does not. Define the method, or "
+            "reduce gradients in each pass."
+        )
+
+
 def _boost(plugin: OlderPlugin, parts: Parts, device: torch.device, precision: MixedPrecision | None) -> Boosted:
     """Let an older plugin configure the parts, and do what it leaves to the Booster."""
     superseded("colossal.booster.plugin.plugin_base.Plugin", "class Own(colossal.booster.plugin.Plugin)")

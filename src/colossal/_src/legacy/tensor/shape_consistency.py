@@ -30,6 +30,10 @@ class ShapeConsistencyManager:
 
     Superseded by `colossal.tensor.plan_relayout` and `colossal.tensor.relayout`.
 
+    Attributes:
+        cached_spec_pairs_transform_path: The path and the collectives of the last call of `shape_consistency` for each
+            pair of sharding sequences, as text.
+
     Example:
         >>> import torch
         >>> from colossal.legacy.device import DeviceMesh
@@ -45,6 +49,7 @@ class ShapeConsistencyManager:
 
     def __init__(self) -> None:
         superseded("ShapeConsistencyManager", "plan_relayout(source, target, itemsize), relayout(...)")
+        self.cached_spec_pairs_transform_path: dict[tuple[str, str], tuple[list[MeshShardingSpec], list[CommSpec]]] = {}
 
     def get_all_all_gather_spec(self, source_spec: MeshShardingSpec, orig_cost_dict: Cost) -> _Successors:
         """List what is one all-gather away.
@@ -139,6 +144,8 @@ class ShapeConsistencyManager:
             PlanError: The shardings are not of one tensor on one mesh.
         """
         specs, actions = find_path(source_spec, target_spec)
+        sequences = str(source_spec.sharding_sequence), str(target_spec.sharding_sequence)
+        self.cached_spec_pairs_transform_path[sequences] = specs, actions
         return specs, actions, total_cost(actions)
 
     def apply(self, tensor_with_sharding_spec: torch.Tensor, target_spec: MeshShardingSpec) -> torch.Tensor:

@@ -19,6 +19,7 @@ from colossal._src.legacy.utils.basics import (
 from colossal._src.legacy.utils.checkpoint_file import load_checkpoint, save_checkpoint
 from colossal._src.legacy.utils.dataloader import DataParallelSampler, get_dataloader
 from colossal._src.legacy.utils.device_binding import DeviceBinding
+from colossal._src.legacy.utils.memory_fraction import colo_device_memory_capacity, colo_set_process_memory_fraction
 from colossal._src.legacy.utils.memory_report import TensorDetector, report_memory_usage
 from colossal._src.legacy.utils.parallel_state import (
     clip_grad_norm_fp32,
@@ -43,6 +44,8 @@ __all__ = [
     "Timer",
     "checkpoint",
     "clip_grad_norm_fp32",
+    "colo_device_memory_capacity",
+    "colo_set_process_memory_fraction",
     "conditional_context",
     "count_zeros_fp32",
     "disposable",

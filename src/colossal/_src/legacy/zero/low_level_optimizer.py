@@ -187,8 +187,11 @@ class LowLevelZeroOptimizer(OptimizerWrapper):
         """
         return {id(shard): working for shard, working in self._shards.pairs.items()}
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self, only_rank_0: bool | None = None) -> dict[str, Any]:
         """Gather the whole state, in the format of the optimizer without ZeRO.
+
+        Args:
+            only_rank_0: Return it on the first rank only, and an empty dict on the others.
 
         Returns:
             The state by number of the parameter, and the groups; the same on all ranks.
@@ -202,7 +205,7 @@ class LowLevelZeroOptimizer(OptimizerWrapper):
                 if isinstance(value, torch.Tensor) and value.shape == shard.shape:
                     whole = full_tensor_of(copy_placement(value.detach().clone(), shard))
                     state[number][name] = whole.view_as(self._shards.pairs[shard])
-        return found | {"state": state}
+        return {} if only_rank_0 and dist.get_rank() else found | {"state": state}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take this rank's shards from a whole state, such as one of the optimizer without ZeRO.

@@ -10,6 +10,7 @@ from typing import Any, final
 import torch
 from torch import distributed as dist
 
+from colossal._src.comm import equal_on_all_ranks, int64_digest
 from colossal._src.nn.optimizer.checked_optimizer import CheckedOptimizer, state_dtype
 from colossal._src.nn.optimizer.factored import SumRequests, run_with_batched_sums
 from colossal._src.tensor import (
@@ -163,7 +164,8 @@ class SetupDistributedMixin(ShardAwareOptimizer):
 
         Under ZeRO, rank r of `dp_group` holds the r-th of equal chunks of each flattened and padded working parameter.
         A parameter that tensor parallelism shards belongs to a layer of colossal.nn or is a DTensor; both know their
-        layout. Without this call, parameters have the placement that `colossal.tensor.placement_of` returns.
+        layout. Next to such parameters, plain ones are full, and the same on all ranks of `tp_group`. Without this
+        call, parameters have the placement that `colossal.tensor.placement_of` returns.
 
         Args:
             tp_group: The tensor-parallel group.
@@ -177,16 +179,17 @@ class SetupDistributedMixin(ShardAwareOptimizer):
         Raises:
             ConfigError: ZeRO needs a group, or a working parameter is missing.
             ShapeError: A chunk is not of the size that it must have.
-            UnsupportedError: There is a tp_group, and a parameter has no placement; or a working parameter is
-                a range.
+            UnsupportedError: There is a tp_group, and no parameter has a placement, or one that has none differs
+                among its ranks; or a working parameter is a range.
+
+        Communication: with a tp_group, all_reduce, 16 bytes for each parameter that has no placement.
         """
         self.is_zero = is_zero if use_zero is None else use_zero
         params: list[torch.Tensor] = [param for group in self.param_groups for param in group["params"]]
         works_of, paddings = _by_id(shard_to_working_param), _by_id(padding_map or _NOTHING)
         works = [works_of.get(id(param), param) for param in params]
         if tp_group is not None and dist.get_world_size(tp_group) > 1:
-            for work in works:
-                _check_tensor_parallel(work)
+            _check_tensor_parallel(works, tp_group)
         if not self.is_zero:
             return
         if dp_group is None or any(work is param for work, param in zip(works, params, strict=True)):
@@ -209,12 +212,21 @@ def _by_id(table: Mapping[Any, Any]) -> dict[int, Any]:
     return {id(key) if isinstance(key, torch.Tensor) else key: value for key, value in table.items()}
 
 
-def _check_tensor_parallel(work: torch.Tensor) -> None:
-    if not placement_of(work).groups:
+def _check_tensor_parallel(works: Sequence[torch.Tensor], group: dist.ProcessGroup) -> None:
+    """Take parameters without a placement as full next to others that have one, and if all ranks have the same."""
+    plain = [work for work in works if not placement_of(work).groups]
+    if plain and len(plain) == len(works):
         raise UnsupportedError(
             "With a tp_group, each parameter says how it is sharded. Found a plain tensor of the shape "
-            f"{tuple(work.shape)}, which may be full or a shard. Make it a DTensor (torch.distributed.tensor has "
+            f"{tuple(plain[0].shape)}, which may be full or a shard. Make it a DTensor (torch.distributed.tensor has "
             "distribute_tensor and DTensor.from_local), or use the layers of colossal.nn."
+        )
+    equal = equal_on_all_ranks([int64_digest(str(tuple(work.shape)), work) for work in plain], [group])
+    if not all(equal):
+        raise UnsupportedError(
+            "Next to parameters that say how they are sharded, a plain tensor is full, and the same on all ranks of "
+            f"tp_group. Found one of the shape {tuple(plain[equal.index(False)].shape)} that differs. If it is a "
+            "shard, make it a DTensor (DTensor.from_local of torch.distributed.tensor); else set one seed on all ranks."
         )
 
 

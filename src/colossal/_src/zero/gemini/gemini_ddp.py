@@ -1,6 +1,6 @@
 """A model whose parameters are in chunks."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from copy import deepcopy
 from dataclasses import InitVar, dataclass
 from typing import Any, NoReturn, final
@@ -18,6 +18,7 @@ from colossal._src.interface import (
     Keywords,
     ModelWrapper,
     check_equal_rounding,
+    full_items,
     full_state,
     lift_refusals,
     model_without_adapters,
@@ -245,6 +246,34 @@ class GeminiDDP(ModelWrapper):
             if isinstance(value, torch.Tensor) and value.is_floating_point():
                 state[name] = value.to(dtype)
         return state
+
+    def state_dict_shard(
+        self, max_shard_size: float = 1024, only_rank_0: bool = True
+    ) -> Iterator[tuple[dict[str, Any], int]]:
+        """Gather the full state dict as `state_dict` does, some of it at a time.
+
+        Args:
+            max_shard_size: How much is gathered at a time, in MiB; more if one tensor is larger.
+            only_rank_0: Give it to the first rank only. The others are to iterate too.
+
+        Yields:
+            Full tensors by name, none on a rank that keeps nothing, and their size in bytes.
+
+        Raises:
+            CommunicationError: Not all ranks iterate.
+
+        Communication: all_gather, dp, the model's bytes.
+        """
+        is_kept, found, size = not only_rank_0 or self.partition.rank == 0, dict[str, Any](), 0
+        for name, value in full_items(unwrap_model(self)):
+            num_bytes = value.nbytes if isinstance(value, torch.Tensor) else 0
+            if size and size + num_bytes > max_shard_size * 2**20:
+                yield found, size
+                found, size = {}, 0
+            found |= {name: value} if is_kept else {}
+            size += num_bytes
+        if size:
+            yield found, size
 
     def __deepcopy__(self, _memo: dict[int, Any]) -> NoReturn:
         """Refuse: between passes parameters have no values.
