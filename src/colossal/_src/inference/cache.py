@@ -21,7 +21,9 @@ class BatchLayout:
 
     `write` has the slots of the new tokens, and `written` where they are in the flat batch, None if it has no padding.
     `read` has those of all tokens, (rows, kv_length), in place of padding one that holds zeros, for which a model may
-    compute values that are not finite; it is None if all are new and there is no padding.
+    compute values that are not finite; it is None if all are new and there is no padding. If it `is_kept` it has more
+    columns, for the next tokens, and if it `continues` it is that of the last batch, which has the same rows and is a
+    token shorter.
     """
 
     query_length: int
@@ -29,6 +31,40 @@ class BatchLayout:
     write: torch.Tensor
     written: torch.Tensor | None
     read: torch.Tensor | None
+    is_kept: bool = False
+    continues: bool = False
+
+
+class PagedStates:
+    """Keys, or values, of one layer.
+
+    A batch whose rows all compute one token is most often the last one with another token each. What was read from the
+    pages for that one is therefore kept next to them, and grows by a column, until rows come or go.
+    """
+
+    def __init__(self, num_slots: int, states: torch.Tensor) -> None:
+        self._pages = states.new_zeros(num_slots, states.shape[1] * states.shape[3])
+        self._kept: torch.Tensor | None = None
+
+    def update(self, states: torch.Tensor, layout: BatchLayout, num_columns: int) -> torch.Tensor:
+        """Write new states, (rows, heads, query_length, head_dim), and return the last columns of all tokens."""
+        rows, heads, length, head_dim = states.shape
+        tokens = states.transpose(1, 2).reshape(rows * length, heads * head_dim)
+        self._pages.index_copy_(0, layout.write, tokens if layout.written is None else tokens[layout.written])
+        if layout.read is None:
+            return states
+        if layout.continues and self._kept is not None:
+            self._kept[:, layout.kv_length - 1] = tokens
+            found = self._kept[:, layout.kv_length - num_columns : layout.kv_length]
+        elif layout.is_kept:
+            self._kept = self._read(layout.read)
+            found = self._kept[:, layout.kv_length - num_columns : layout.kv_length]
+        else:
+            found = self._read(layout.read[:, layout.kv_length - num_columns :])
+        return found.unflatten(-1, (heads, head_dim)).transpose(1, 2)
+
+    def _read(self, slots: torch.Tensor) -> torch.Tensor:
+        return self._pages.index_select(0, slots.flatten()).view(*slots.shape, -1)
 
 
 class PagedLayer(CacheLayerMixin):
@@ -42,6 +78,7 @@ class PagedLayer(CacheLayerMixin):
         self._num_slots = num_slots
         self._window = window
         self._layout: BatchLayout
+        self._states: tuple[PagedStates, PagedStates]
 
     def begin(self, layout: BatchLayout) -> None:
         """Take the batch that the next call of `update` is about."""
@@ -49,8 +86,7 @@ class PagedLayer(CacheLayerMixin):
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
         """Allocate as the first keys and values are shaped; multi-head latent attention has values of another size."""
-        self.keys = key_states.new_zeros(self._num_slots, key_states.shape[1] * key_states.shape[3])
-        self.values = value_states.new_zeros(self._num_slots, value_states.shape[1] * value_states.shape[3])
+        self._states = PagedStates(self._num_slots, key_states), PagedStates(self._num_slots, value_states)
         self.is_initialized = True
 
     def update(
@@ -59,19 +95,11 @@ class PagedLayer(CacheLayerMixin):
         """Write new keys and values, (rows, heads, query_length, head_dim), and return those of all tokens."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
-        assert self.keys is not None
-        assert self.values is not None
-        return self._update(self.keys, key_states), self._update(self.values, value_states)
-
-    def _update(self, pages: torch.Tensor, states: torch.Tensor) -> torch.Tensor:
-        layout = self._layout
-        rows, heads, length, head_dim = states.shape
-        tokens = states.transpose(1, 2).reshape(rows * length, heads * head_dim)
-        pages.index_copy_(0, layout.write, tokens if layout.written is None else tokens[layout.written])
-        if layout.read is None:
-            return states
-        read = layout.read[:, -self.get_mask_sizes(length)[0] :]
-        return pages.index_select(0, read.flatten()).view(rows, -1, heads, head_dim).transpose(1, 2)
+        num_columns, _ = self.get_mask_sizes(key_states.shape[2])
+        keys, values = self._states
+        return keys.update(key_states, self._layout, num_columns), values.update(
+            value_states, self._layout, num_columns
+        )
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         """How many columns `update` returns, and which is the first of them."""

@@ -7,6 +7,7 @@ sequence is: its shapes are then those that it would have alone, and so are its 
 fixed size would not do: another row of a matrix product is computed by another part of the kernel.
 """
 
+import operator
 from collections.abc import Iterator
 from dataclasses import dataclass
 from inspect import signature
@@ -23,6 +24,9 @@ from colossal._src.inference.scheduler import Chunk, StepPlan
 
 _MOST_PADDING = 2
 """How many times as long as a row the longest row of its batch may be."""
+
+_SPARE_COLUMNS = 32
+"""Tokens of each row for which a batch that computes one token a row has room, before it is read from pages again."""
 
 _SHORT = 16
 """Rows up to this length are computed together in any case."""
@@ -51,6 +55,9 @@ class ModelRunner:
         parameters = signature(model.forward).parameters
         self._takes_positions = "position_ids" in parameters
         self._keeps_last = {"logits_to_keep": 1} if "logits_to_keep" in parameters else {}
+        self._last_tables: list[list[int]] = []
+        self._last_ends = np.zeros(0, dtype=np.int64)
+        self._spare_columns = 0
         # Of each row, which a running sequence has: all tokens so far, and the slots of all pages of its table.
         length = -(-max_length // page_size) * page_size
         self._rows = [Row() for _ in range(num_rows)]
@@ -111,13 +118,19 @@ class ModelRunner:
         new = positions[:, kv_length - query_length :]
         is_new = is_token[:, kv_length - query_length :] & (new >= starts[:, None])
         has_padding = not is_new.all()
+        tables = [chunk.sequence.table for chunk in batch]
+        is_kept = query_length == 1 and not self._batch_invariant
+        continues = is_kept and self._continues(tables, starts)
+        read = np.pad(slots, ((0, 0), (0, _SPARE_COLUMNS)), constant_values=NULL_PAGE) if is_kept else slots
         self._cache.begin(
             BatchLayout(
                 query_length=query_length,
                 kv_length=kv_length,
                 write=self._tensor(slots[:, kv_length - query_length :][is_new]),
                 written=self._tensor(np.flatnonzero(is_new)) if has_padding else None,
-                read=self._tensor(slots) if starts.any() or has_padding else None,
+                read=self._tensor(read) if starts.any() or has_padding else None,
+                is_kept=is_kept,
+                continues=continues,
             )
         )
         arguments: dict[str, Any] = {
@@ -129,8 +142,19 @@ class ModelRunner:
         }
         if self._takes_positions:
             arguments["position_ids"] = self._tensor(new)
+        if is_kept:
+            self._last_tables = []  # what an exception leaves half written is not continued
         with torch.no_grad():
-            return self._model(**arguments).logits[:, -1]
+            logits = self._model(**arguments).logits[:, -1]
+        if is_kept:
+            self._last_tables, self._last_ends = tables, ends
+            self._spare_columns = self._spare_columns - 1 if continues else _SPARE_COLUMNS
+        return logits
+
+    def _continues(self, tables: list[list[int]], starts: np.ndarray[Any, Any]) -> bool:
+        """Whether a batch has the rows of the last one that computed one token a row, with this token behind them."""
+        is_same = len(tables) == len(self._last_tables) and all(map(operator.is_, tables, self._last_tables))
+        return is_same and self._spare_columns > 0 and bool((starts == self._last_ends).all())
 
     def _tensor(self, array: np.ndarray[Any, Any]) -> torch.Tensor:
         return torch.from_numpy(np.ascontiguousarray(array)).to(self._device)
