@@ -44,6 +44,7 @@ SMOKE = {
     "plan_70b": Smoke("--ranks 0"),
     "precision_overhead": Smoke("--pairs 2 --steps 1", ranks=1),
     "relayout": Smoke("--pairs 100"),
+    "serving": Smoke("--turns 1 --requests 3 --tokens 4 --hidden 64 --layers 1 --prefix 32"),
     "step_overhead": Smoke("--turns 2 --steps 1 --only ddp zero1-clip"),
     "tensor_parallel_mlp": Smoke("--turns 2 --repeats 1", ranks=2),
     "tensor_parallel_transformers": Smoke("--turns 2 --repeats 1", ranks=2),

@@ -42,6 +42,7 @@ _SUBMODULES = {
     "cluster",
     "comm",
     "errors",
+    "inference",
     "interface",
     "kernel",
     "lazy",

@@ -1,0 +1,16 @@
+"""Generation for many requests at once, on pages of keys and values."""
+
+from colossal._src.inference.config import InferenceConfig
+from colossal._src.inference.engine import EngineStatistics, InferenceEngine
+from colossal._src.inference.requests import CompletionOutput, RequestOutput, TokenLogprob
+from colossal._src.inference.sampling_params import SamplingParams
+
+__all__ = [
+    "CompletionOutput",
+    "EngineStatistics",
+    "InferenceConfig",
+    "InferenceEngine",
+    "RequestOutput",
+    "SamplingParams",
+    "TokenLogprob",
+]

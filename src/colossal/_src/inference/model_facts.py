@@ -1,0 +1,51 @@
+"""What an engine needs to know of a model."""
+
+from typing import Any
+
+import torch
+
+from colossal._src.inference.config import InferenceConfig
+from colossal.errors import ConfigError
+
+
+def load_model(path: str, tokenizer: Any, dtype: torch.dtype | None) -> tuple[Any, Any]:
+    """Load a model of transformers from a folder, and its tokenizer if none is given and the folder has one."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    model = AutoModelForCausalLM.from_pretrained(path, dtype="auto" if dtype is None else dtype).eval()
+    if tokenizer is None:
+        try:
+            tokenizer = AutoTokenizer.from_pretrained(path)
+        except (OSError, ValueError):  # the folder has none; a prompt of text says so
+            tokenizer = None
+    return model, tokenizer
+
+
+def check_length(model: Any, config: InferenceConfig) -> None:
+    """Reject a configuration that does not fit the model."""
+    if model.training:
+        raise ConfigError(
+            "A model generates in evaluation mode, without dropout. Found one in training mode. Call model.eval()."
+        )
+    dtype = next(model.parameters()).dtype
+    if config.dtype not in (None, dtype):
+        raise ConfigError(
+            f"A model that is loaded already is used as it is. Found dtype={config.dtype} for parameters in {dtype}. "
+            f"Cast it by model.to({config.dtype}), or leave dtype out."
+        )
+    most = getattr(model.config.get_text_config(decoder=True), "max_position_embeddings", None)
+    if most is not None and config.max_length > most:
+        raise ConfigError(
+            f"{type(model).__name__} has {most} positions. Found max_input_len={config.max_input_len} and "
+            f"max_output_len={config.max_output_len}, together {config.max_length}. Lower one of them."
+        )
+
+
+def end_tokens_of(model: Any, tokenizer: Any) -> frozenset[int]:
+    """The end-of-sequence tokens of a model, wherever they are said: a generation config may lack them."""
+    sources = (getattr(model, "generation_config", None), model.config.get_text_config(decoder=True), tokenizer)
+    ends: set[int] = set()
+    for source in sources:
+        found = getattr(source, "eos_token_id", None)
+        ends.update([found] if isinstance(found, int) else found or ())
+    return frozenset(ends)
