@@ -10,7 +10,7 @@ from equality import assert_equal
 from torch import nn
 
 from colossal._src.cluster import set_current_config
-from colossal.errors import ConfigError, MeshError
+from colossal.errors import ConfigError, MeshError, UnsupportedError
 from colossal.legacy import initialize
 from colossal.legacy.context import ParallelMode, global_context
 from colossal.legacy.context.random import moe_set_seed
