@@ -105,3 +105,21 @@ def test_gradients_that_a_program_assigns_or_changes() -> None:
             assert not isinstance(state, str), (name, plugin, state)
             for key, value in want[name].items():
                 torch.testing.assert_close(state[key], value, msg=lambda text, at=(name, plugin): f"{at}: {text}")
+
+
+def roll_back(strict: bool) -> str:
+    """Load what `state_dict()` gave to this rank, which is everything or nothing."""
+    boosted, *_ = Booster(device="cpu", plugin=PLUGINS["Gemini"]()).boost(nn.Linear(6, 2).double())
+    try:
+        boosted.load_state_dict(boosted.state_dict(), strict=strict)
+    except ColossalError as error:
+        return str(error)
+    return ""
+
+
+def test_an_empty_state_is_not_loaded() -> None:
+    for strict in (True, False):
+        first, second = run_processes(roll_back, 2, strict)
+        assert first == ""
+        assert "Found an empty one on rank 1" in second
+        assert "only_rank_0=False" in second

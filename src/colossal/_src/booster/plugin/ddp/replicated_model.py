@@ -124,12 +124,13 @@ class ReplicatedModel:
         Communication: all_reduce, dp, the bytes of these gradients.
         """
         ddp = self._ddp
-        if self._has_pass or ddp is None or ddp.find_unused_parameters or dist.get_world_size(ddp.process_group) == 1:
+        if self._has_pass or ddp is None or ddp.find_unused_parameters:
             return
+        group: Any = ddp.process_group
+        size = dist.get_world_size(group)
         for parameter in self._parameters:
-            if (grad := grad_of(parameter)) is not None:
-                summed = all_reduce_over(grad.clone(), [ddp.process_group], "sum")
-                set_grad(parameter, summed / dist.get_world_size(ddp.process_group))
+            if size > 1 and (grad := grad_of(parameter)) is not None:
+                set_grad(parameter, all_reduce_over(grad.clone(), [group], "sum") / size)
 
     def _is_reduced(self) -> bool:
         """Whether no backward pass has begun to reduce gradients and has not come to the end."""
