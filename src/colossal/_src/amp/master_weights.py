@@ -86,6 +86,18 @@ class MasterParams(ABC):
             True: the optimizer holds it, and the parameter has none.
         """
 
+    def has_grad_for(self, master: nn.Parameter) -> bool:
+        """Say whether a master weight has yet to get a gradient, that of its working parameter.
+
+        Args:
+            master: What the optimizer holds, which has no gradient.
+
+        Returns:
+            True: the next `copy_grads_to_masters` gives it one.
+        """
+        working = self.pairs.get(master)
+        return working is not None and grad_of(working) is not None
+
     @abstractmethod
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Discard the gradients of the working parameters.

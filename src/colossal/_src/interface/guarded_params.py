@@ -41,10 +41,13 @@ class ClippedByOptimizer(nn.Parameter):
 
     @property
     def grad(self) -> torch.Tensor | None:
-        """The gradient, unless a clipping function of torch asks."""
-        if sys._getframe(1).f_globals is _OF_CLIPPING:  # noqa: SLF001 (the only way to find the caller)
+        """The gradient, unless a clipping function of torch asks, or it has yet to come from the model."""
+        grad, caller = grad_of(self), sys._getframe(1)  # noqa: SLF001 (the only way to find the caller)
+        if caller.f_globals is _OF_CLIPPING:
             raise ConfigError(_CLIPS_ELSEWHERE)
-        return grad_of(self)
+        if grad is None and not _is_internal(caller):
+            self._check_moved()
+        return grad
 
     @grad.setter
     def grad(self, grad: torch.Tensor | None) -> None:
@@ -53,6 +56,15 @@ class ClippedByOptimizer(nn.Parameter):
     @grad.deleter
     def grad(self) -> None:
         set_grad(self, None)
+
+    def _check_moved(self) -> None:
+        masters = _masters_of(self)
+        if masters is not None and masters.has_grad_for(self):
+            raise ConfigError(
+                "After a backward pass, gradients move to what the optimizer holds at its step, or before, at "
+                f"unscale_grad(). Found a read of .grad of one of its parameters, of shape {tuple(self.shape)}, which "
+                "is None until then. Call optimizer.unscale_grad() before gradients are read or written."
+            )
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:
         """Describe it as torch does any parameter."""
@@ -139,6 +151,8 @@ def guard_parameters(held: Iterable[nn.Parameter], masters: MasterParams | None,
         _become(parameter, kind)
     for parameter in () if masters is None else masters.pairs.values():
         _become(parameter, WorkingParameter)
+        _MASTERS[parameter] = ref(masters)
+    for parameter in () if masters is None else masters.pairs:
         _MASTERS[parameter] = ref(masters)
 
 

@@ -51,6 +51,10 @@ class TorchOptimizer(torch.optim.Optimizer):
         """The per-parameter state of the wrapped optimizer."""
         return self.optim.state
 
+    @state.setter
+    def state(self, state: Mapping[torch.Tensor, Any]) -> None:
+        self.optim.state = state  # type: ignore[assignment]
+
     # hooks of torch: before a step they see unscaled gradients, and after it the new values in the model
 
     @property

@@ -132,6 +132,13 @@ class FlatParameters(ABC):
             return False
         return bool(self._filled) or any(grad is not None for grad in map(grad_of, self.parameters))
 
+    def take_assigned(self) -> bool:
+        """Count gradients as used that no backward pass brought, such as those of `torch.autograd.grad`."""
+        assigned = [index for index, grad in enumerate(map(grad_of, self.parameters)) if grad is not None]
+        for index in assigned:
+            self.used[index] = True
+        return bool(assigned) and self.is_waiting
+
     @torch.no_grad()
     def copy_grad(self, index: int) -> Iterator[int]:
         """Move a gradient from its parameter into the buffer, ready to be summed up."""

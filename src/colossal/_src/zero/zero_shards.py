@@ -112,7 +112,7 @@ class ZeroShards(MasterParams):
         written = self._aliases.take()
         for bucket in self.buckets:
             bucket.refresh(written=written)
-        waiting = [bucket.is_waiting for bucket in self.buckets]
+        waiting = [bucket.take_assigned() or bucket.is_waiting for bucket in self.buckets]
         if self._num_pulled == self._reducer.num_changes and not any(waiting):
             return
         # a bucket that any rank has to reduce is reduced by all: else that rank would wait for the others forever
@@ -169,6 +169,13 @@ class ZeroShards(MasterParams):
         """Return whether a gradient of a parameter is in its bucket."""
         bucket, index = self._places.get(working, (None, 0))
         return bucket is not None and bucket.holds_grad(index)
+
+    def has_grad_for(self, master: nn.Parameter) -> bool:
+        """Return whether gradients of a shard's parameter came since the shards last got theirs."""
+        working = self.pairs.get(master)
+        if working is None or (self._num_pulled == self._reducer.num_changes and grad_of(working) is None):
+            return False
+        return grad_of(working) is not None or self.holds_grad(working)
 
     def close(self) -> None:
         """Stop watching gradients."""

@@ -32,7 +32,7 @@ from colossal._src.zero.gemini.chunk_search import ParameterOrder
 from colossal._src.zero.gemini.gemini_config import GeminiConfig
 from colossal._src.zero.partitions import Partitions
 from colossal._src.zero.zero_config import ZeroConfig
-from colossal.errors import UnsupportedError
+from colossal.errors import ConfigError, UnsupportedError
 
 _REFUSED: Mapping[str, str] = {
     "generate": f"generate needs full parameters. Found a model whose parameters are in chunks. {SAVE_AND_GENERATE}",
@@ -297,6 +297,7 @@ class GeminiDDP(ModelWrapper):
 
         Raises:
             UnsupportedError: `assign` is set.
+            ConfigError: The state is empty.
             RuntimeError: The names do not agree and `strict` is set, or a shape differs; on all ranks, before
                 anything is written.
         """
@@ -305,6 +306,12 @@ class GeminiDDP(ModelWrapper):
                 "Parameters keep their places in chunks. Found assign=True. Leave it out: values are copied."
             )
         own = unwrap_model(self).state_dict(keep_vars=True)
+        if own and not state_dict:  # also with strict=False: the other ranks would load their shards of the model alone
+            raise ConfigError(
+                f"Each rank copies its shards from a full state. Found an empty one on rank {dist.get_rank()}, as "
+                "model.state_dict() gives to all ranks but the first. Keep model.state_dict(only_rank_0=False), or "
+                "call booster.save_model and booster.load_model."
+            )
         missing, unexpected = [n for n in own if n not in state_dict], [n for n in state_dict if n not in own]
         wrong = [n for n in own if n in state_dict and _shape(own[n]) != _shape(state_dict[n])]
         if wrong or (strict and (missing or unexpected)):

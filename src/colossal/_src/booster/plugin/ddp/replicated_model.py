@@ -13,7 +13,9 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from colossal._src.booster.plugin.replica_sync import HookedAverager
+from colossal._src.comm import all_reduce_over
 from colossal._src.interface import ModelWrapper, OptimizerWrapper, prepare_passes, unwrap_model
+from colossal._src.tensor import grad_of, set_grad
 from colossal.errors import CommunicationError, ConfigError
 
 _NAMES_SHOWN = 3
@@ -47,7 +49,7 @@ class ReplicatedModel:
         self._trained = list(map(_requires_grad, self._parameters))
         # of what does not train, `DistributedDataParallel` has nothing to reduce, and refuses it
         self._ddp = replicate(model) if any(self._trained) else None
-        self._is_prepared = self._is_expected = False
+        self._is_prepared = self._is_expected = self._has_pass = False
         self._watch()
 
     def __deepcopy__(self, _memo: object) -> "ReplicatedModel":
@@ -60,6 +62,7 @@ class ReplicatedModel:
         prepare_passes(wrapper, self._before_forward)
         if optimizer is not None:
             optimizer.register_backward_error_hook(_explain)
+            optimizer.register_step_check(partial(_check_hook, ref(self)))
             optimizer.register_step_pre_hook(partial(_step_hook, ref(self)))
             optimizer.register_backward_hook(self._before_backward)
             optimizer.register_zero_grad_hook(self._reset)
@@ -103,13 +106,31 @@ class ReplicatedModel:
         if self._ddp.require_backward_grad_sync and not self._is_prepared:  # what a forward pass does
             self._ddp.reducer._rebuild_buckets()  # noqa: SLF001 (it has no public name)
             self._ddp.reducer.prepare_for_backward([loss] if self._ddp.find_unused_parameters else [])
+        self._has_pass = True
         # also inside of no_sync: what a forward pass outside has prepared is reduced by any backward pass
         self._is_prepared, self._is_expected = False, True
 
     def _reset(self) -> None:
         """Discard what a backward pass left that an exception ended, so that the next batch can follow."""
+        self._has_pass = False
         if self._ddp is not None and not self._is_reduced():
             self._ddp.reducer._reset_state()  # noqa: SLF001 (torch has no public name for it)
+
+    def average_assigned(self) -> None:
+        """Average gradients that no backward pass brought, such as those of `torch.autograd.grad`, and nothing reduced.
+
+        Those that a program averaged itself stay as they are. Which a pass leaves out is known where it takes all.
+
+        Communication: all_reduce, dp, the bytes of these gradients.
+        """
+        ddp = self._ddp
+        if self._has_pass or ddp is None or ddp.find_unused_parameters:
+            return
+        group: Any = ddp.process_group
+        size = dist.get_world_size(group)
+        for parameter in self._parameters:
+            if size > 1 and (grad := grad_of(parameter)) is not None:
+                set_grad(parameter, all_reduce_over(grad.clone(), [group], "sum") / size)
 
     def _is_reduced(self) -> bool:
         """Whether no backward pass has begun to reduce gradients and has not come to the end."""
@@ -135,7 +156,7 @@ class ReplicatedModel:
 
     def on_grad(self) -> None:
         """Refuse a gradient of a pass that nothing reduces."""
-        is_expected, self._is_expected = self._is_expected, False
+        is_expected, self._is_expected, self._has_pass = self._is_expected, False, True
         # in a static graph, a parameter of several checkpointed layers gets several gradients in one pass
         if self._ddp is None:
             return
@@ -169,6 +190,11 @@ def _explain(error: Exception) -> None:
 def _step_hook(model: "ref[ReplicatedModel]", *_step: Any) -> None:
     if (found := model()) is not None:
         found.check_reduced()
+
+
+def _check_hook(model: "ref[ReplicatedModel]") -> None:
+    if (found := model()) is not None:
+        found.average_assigned()
 
 
 def _grad_hook(model: "ref[ReplicatedModel]", _parameter: torch.Tensor) -> None:

@@ -82,6 +82,12 @@ class PassChecks:
                     "back. Exchange it before boost, or write values into the parameter that is there: "
                     "load_state_dict, or copy_ under torch.no_grad()."
                 )
+            if held.sharded_param._backward_hooks:  # noqa: SLF001 (torch has no public name for them)
+                raise UnsupportedError(
+                    "FSDP2 replaces parameters by shards, on which hooks of a full gradient do not run. Found a hook "
+                    f"on {place.param_name} of a {type(place.module).__name__}. Remove it, or register it by "
+                    "register_post_accumulate_grad_hook, which gets the averaged gradient of the shard."
+                )
 
     def _note(self, name: str, *_forward: Any) -> None:
         self._order.append(name)
@@ -158,6 +164,12 @@ def explain_backward_error(error: Exception) -> None:
             "TorchFSDPPlugin frees the full parameters when a backward pass has used them. Found another one that "
             "needs them, as that of a gradient penalty, of torch.autograd.grad(..., create_graph=True). Use "
             "TorchDDPPlugin, LowLevelZeroPlugin, GeminiPlugin or HybridParallelPlugin, which keep them."
+        ) from error
+    if isinstance(error, RuntimeError) and "mixed torch.Tensor and DTensor" in str(error):
+        raise UnsupportedError(
+            "Under TorchFSDPPlugin parameters are shards between passes. Found a loss that has them in it beside "
+            "outputs of the model, such as a penalty of their norm. Use weight_decay of the optimizer, or compute that "
+            "part inside of a module's forward, where its own parameters are full, and return it with the outputs."
         ) from error
     if isinstance(error, CommunicationError):
         error.add_note(_DIFFERENT)
