@@ -112,6 +112,8 @@ PATHS: Mapping[str, Mapping[str, str]] = {
     "colossal.accelerator.npu_accelerator": {"colossal.legacy.accelerator": "NpuAccelerator"},
     "colossal.booster.plugin": {"colossal.legacy.booster": "MoeHybridParallelPlugin"},
     "colossal.booster.plugin.moe_hybrid_parallel_plugin": {"colossal.legacy.booster": "MoeHybridParallelPlugin"},
+    "colossal.booster.plugin.dp_plugin_base": {"colossal.legacy.booster": "DPPluginBase"},
+    "colossal.booster.plugin.pp_plugin_base": {"colossal.legacy.booster": "PipelinePluginBase"},
     "colossal.booster.plugin.gemini_plugin": {"colossal.booster.plugin": "GeminiPlugin"},
     "colossal.booster.plugin.hybrid_parallel_plugin": {
         "colossal.booster.plugin": "HybridParallelPlugin",
@@ -251,9 +253,17 @@ PATHS: Mapping[str, Mapping[str, str]] = {
     },
     "colossal.tensor.d_tensor.layout": {"colossal.legacy.d_tensor": "Layout=DTensorLayout"},
     "colossal.tensor.d_tensor.layout_converter": {"colossal.legacy.d_tensor": "LayoutConverter"},
+    "colossal.tensor.d_tensor.misc": {
+        "colossal.errors": "DuplicatedShardingDimensionError=PlanError LayoutException=PlanError "
+        "ShardingNotDivisibleError=PlanError ShardingOutOfIndexError=PlanError"
+    },
     "colossal.tensor.d_tensor.sharding_spec": {"colossal.legacy.d_tensor": "DimSpec ShardingSpec"},
-    "colossal.tensor.padded_tensor": {_TENSORS: "is_padded_tensor to_padded_tensor to_unpadded_tensor"},
-    "colossal.tensor.padded_tensor.api": {_TENSORS: "is_padded_tensor to_padded_tensor to_unpadded_tensor"},
+    "colossal.tensor.padded_tensor": {
+        _TENSORS: "init_as_padded_tensor is_padded_tensor to_padded_tensor to_unpadded_tensor"
+    },
+    "colossal.tensor.padded_tensor.api": {
+        _TENSORS: "init_as_padded_tensor is_padded_tensor to_padded_tensor to_unpadded_tensor"
+    },
     "colossal.checkpoint_io.utils": {_TENSORS: "gather_distributed_param"},
     "colossal.tensor.process_group": {"colossal.legacy.tensor": "ProcessGroup"},
     "colossal.tensor.tensor_spec": {"colossal.legacy.tensor": "ColoTensorSpec"},
@@ -298,6 +308,18 @@ PATHS: Mapping[str, Mapping[str, str]] = {
     "colossal.moe.manager": {"colossal.legacy.moe": "MOE_MANAGER MoEManager"},
     "colossal.moe.routers": {"colossal.legacy.moe": "Top1Router Top2Router TopKRouter"},
     "colossal.moe.utils": {"colossal.legacy.moe": "NormalNoiseGenerator UniformNoiseGenerator apply_load_balance"},
+    "colossal.legacy.moe.experts": {"colossal.legacy.moe": "MLPExperts"},
+    "colossal.legacy.moe.layers": {"colossal.legacy.moe": "SparseMLP"},
+    "colossal.legacy.moe.load_balance": {"colossal.legacy.moe": "LoadBalancer"},
+    "colossal.legacy.moe.manager": {"colossal.legacy.moe": "MOE_MANAGER MoEManager"},
+    "colossal.legacy.moe.utils": {
+        "colossal.legacy.moe": "NormalNoiseGenerator UniformNoiseGenerator apply_load_balance"
+    },
+    "colossal.tensor.moe_tensor": {"colossal.legacy.moe": "MoeParallelInfo"},
+    "colossal.tensor.moe_tensor.api": {
+        "colossal._src.legacy.moe.moe_tensor": "get_dp_group get_dp_group_ranks get_dp_rank get_dp_size get_ep_group "
+        "get_ep_group_ranks get_ep_rank get_ep_size is_moe_tensor"
+    },
     "colossal.tensor.moe_tensor.moe_info": {"colossal.legacy.moe": "MoeParallelInfo"},
     "colossal.shardformer.modeling.deepseek": {"colossal.legacy.moe": "EPDeepseekMoE"},
     "colossal.shardformer.modeling.deepseek_v3": {"colossal.legacy.moe": "EpDeepseekV3MoE"},
@@ -318,7 +340,7 @@ PATHS: Mapping[str, Mapping[str, str]] = {
     "colossal.legacy.model_zoo.vit": {"colossal.legacy.model_zoo.vit": "_create_vit_model=create_vit_model"},
     "colossal.legacy.model_zoo.vit.vit": {"colossal.legacy.model_zoo.vit": "* _create_vit_model=create_vit_model"},
     "colossal.shardformer": {
-        "colossal.legacy.shardformer": "ModulePolicyDescription Policy SubModuleReplacementDescription",
+        "colossal.legacy.shardformer": "ModelSharder ModulePolicyDescription Policy SubModuleReplacementDescription",
     },
     "colossal.shardformer.layer": {
         "colossal.nn": "ParallelModule=ParallelLayer",
@@ -329,7 +351,17 @@ PATHS: Mapping[str, Mapping[str, str]] = {
         "GPT2FusedLinearConv=GPT2FusedLinearConv1D "
         "FusedLinear=LinearWithGradAccum LinearWithGradAccum PaddingEmbedding PaddingLMHead LayerNorm=NormOfModule "
         "LayerNorm1D=NormOfModule RMSNorm=NormOfModule FusedLayerNorm=NormOfModule FusedRMSNorm=NormOfModule "
-        "all_to_all_comm cross_entropy_1d dist_log_prob_1d",
+        "all_to_all_comm cross_entropy_1d dist_cross_entropy dist_log_prob dist_log_prob_1d",
+        "colossal._src.legacy.shardformer.colo_attention": "AttnMaskType ColoAttention",
+    },
+    "colossal.shardformer.layer._operation": {
+        "colossal.legacy.shardformer": "all_to_all_comm",
+        "colossal._src.legacy.shardformer.exchanges": "gather_forward_reducescatter_backward "
+        "gather_forward_split_backward reduce_backward reduce_forward reducescatter_forward_gather_backward "
+        "split_forward_gather_backward",
+    },
+    "colossal.shardformer.layer.attn": {
+        "colossal._src.legacy.shardformer.colo_attention": "AttnMaskType ColoAttention",
     },
     "colossal.shardformer.layer.linear": {
         "colossal.legacy.shardformer": "Linear1D_Col=GroupLinearCol Linear1D_Row=GroupLinearRow LinearWithGradAccum "
@@ -354,7 +386,9 @@ PATHS: Mapping[str, Mapping[str, str]] = {
     "colossal.shardformer.layer.utils": {
         "colossal._src.legacy.context.randomizer": "Randomizer create_randomizer_with_offset"
     },
-    "colossal.shardformer.layer.loss": {"colossal.legacy.shardformer": "cross_entropy_1d dist_log_prob_1d"},
+    "colossal.shardformer.layer.loss": {
+        "colossal.legacy.shardformer": "cross_entropy_1d dist_cross_entropy dist_log_prob dist_log_prob_1d"
+    },
     "colossal.shardformer._utils": {_TENSORS: "getattr_ setattr_"},
     "colossal.shardformer.policies.auto_policy": {
         "colossal.shardformer": "get_autopolicy=plan_of",
@@ -373,7 +407,9 @@ PATHS: Mapping[str, Mapping[str, str]] = {
     "colossal.quantization": {"colossal.legacy.quantization": "BnbQuantizationConfig quantize_model"},
     "colossal.quantization.bnb": {"colossal.legacy.quantization": "quantize_model"},
     "colossal.quantization.bnb_config": {"colossal.legacy.quantization": "BnbQuantizationConfig"},
-    "colossal.quantization.fp8": {"colossal.legacy.quantization": "linear_fp8"},
+    "colossal.quantization.fp8": {
+        "colossal.legacy.quantization": "all_reduce_fp8 cast_from_fp8 cast_to_fp8 linear_fp8"
+    },
     "colossal.testing": {"colossal.legacy.testing": "*"},
     "colossal.testing.comparison": {"colossal.legacy.testing": "*", "colossal.testing": "assert_close"},
     "colossal.testing.random": {"colossal.legacy.utils": "seed_all=set_seed"},
@@ -391,6 +427,33 @@ WITHOUT_COUNTERPART: Mapping[str, str] = {
     # ---------------------------------------------------------------- pipelines
     "colossal.pipeline.weight_grad_store": "Use colossal.pipeline.WeightGrads, one for each pass.",
     "colossal.communication.ring": "Use colossal.nn.ring_attention, whose messages go around by themselves.",
+    # ---------------------------------------------------------------- layers
+    "colossal.shardformer.layer.RingAttention": "Use colossal.nn.attention.ring_attention, or HybridParallelPlugin of "
+    "colossal.booster.plugin with sequence_parallelism_mode='ring_attn', which shards the batch too.",
+    "colossal.shardformer.layer.utils.SeqParallelUtils": "HybridParallelPlugin of colossal.booster.plugin sums the "
+    "gradients of what computes shards of sequences.",
+    "colossal.shardformer.layer.utils.split_batch_zigzag": "HybridParallelPlugin of colossal.booster.plugin with "
+    "sequence_parallelism_mode='ring_attn' shards the batch; colossal.nn.attention.SequenceSharding does it by itself.",
+    "colossal.nn.layer.MixedFusedLayerNorm": "Use torch.nn.LayerNorm, which is one kernel.",
+    "colossal.nn.layer.scaled_softmax": "Use torch.nn.functional.scaled_dot_product_attention for the whole.",
+    "colossal.nn.layer.layernorm": "Use torch.nn.LayerNorm, which is one kernel.",
+    # ---------------------------------------------------------------- tensors
+    "colossal.tensor.param_op_hook": "Use torch.nn.Module.register_forward_pre_hook for what uses parameters, and "
+    "torch.Tensor.register_post_accumulate_grad_hook for their gradients.",
+    "colossal.tensor.d_tensor.layout_converter.set_layout_converting_options": "Paths are the cheapest of all; "
+    "colossal.tensor.plan_relayout returns one.",
+    "colossal.tensor.shape_consistency.to_global": "Use colossal.tensor.d_tensor.to_global, or "
+    "colossal.tensor.unshard.",
+    # ---------------------------------------------------------------- utils
+    "colossal.utils.rank_recorder": "Use torch.profiler.profile on each rank, or colossal.comm.CommCounter.",
+    "colossal.utils.safetensors": "Use Booster.save_model(..., use_async=True) of colossal.booster, which writes "
+    "in the background.",
+    # ---------------------------------------------------------------- collectives in 8 bits
+    "colossal.quantization.fp8.all_gather_fp8": "Pass fp8_communication=True to a plugin of colossal.booster.plugin.",
+    "colossal.quantization.fp8.reduce_scatter_fp8": "Pass fp8_communication=True to a plugin of "
+    "colossal.booster.plugin.",
+    "colossal.quantization.fp8.all_to_all_fp8": "Use colossal.comm.all_to_all, in the dtype of the tensor.",
+    "colossal.quantization.fp8.all_to_all_single_fp8": "Use colossal.comm.all_to_all, in the dtype of the tensor.",
     # ---------------------------------------------------------------- experts
     "colossal.moe._operation": "Use colossal.nn.moe.dispatch and colossal.nn.moe.combine, which send tokens to their "
     "experts and back; gradients need no scaling.",

@@ -124,6 +124,33 @@ class OlderPlugin(Plugin):
         """
         return False
 
+    def enable_lora(
+        self,
+        model: nn.Module,
+        pretrained_dir: str | None = None,
+        lora_config: Any = None,
+        bnb_quantization_config: Any = None,
+    ) -> nn.Module:
+        """Add low-rank adapters to a model, if the plugin supports it; here it does not.
+
+        Args:
+            model: The model.
+            pretrained_dir: A directory with adapters.
+            lora_config: The options of peft.
+            bnb_quantization_config: How the frozen weights are quantized.
+
+        Returns:
+            The model with adapters.
+
+        Raises:
+            UnsupportedError: The plugin does not support it.
+        """
+        del model, pretrained_dir, lora_config, bnb_quantization_config
+        raise UnsupportedError(
+            f"LoRA needs a plugin that supports it. Found {type(self).__name__}, which has no enable_lora of its own. "
+            "Use a plugin of colossal.booster.plugin, all of which do."
+        )
+
     @abstractmethod
     def configure(  # type: ignore[override]
         self,
