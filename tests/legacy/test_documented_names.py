@@ -96,9 +96,9 @@ def rows(kind: str) -> list[Any]:
     return [pytest.param(row, id=row.path) for row in TABLE if row.kind == kind]
 
 
-@pytest.mark.parametrize("row", rows("there"))
-def test_what_is_there_takes_the_documented_arguments(row: Row) -> None:
-    assert problem_of(row) == ""
+def test_what_is_there_takes_the_documented_arguments() -> None:
+    problems = [f"{row.path} {problem}" for row in TABLE if row.kind == "there" and (problem := problem_of(row))]
+    assert problems == []
 
 
 @pytest.mark.parametrize("row", rows("refused"))

@@ -98,7 +98,7 @@ def _mesh_of(
     if strange:
         raise ConfigError(
             f"Ranks that shard tensors, or experts, are adjacent, and those that shard sequences as far apart. Found "
-            f"{strange}, and the ranks {[mesh.ranks(axis) for axis in strange]} of {mesh}. Make the groups of such a mesh, the "
-            "axis of tensors last."
+            f"{strange}, and the ranks {[mesh.ranks(axis) for axis in strange]} of {mesh}. Make the groups of such a "
+            "mesh, the axis of tensors last."
         )
     return mesh
