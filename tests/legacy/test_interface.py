@@ -84,6 +84,10 @@ def test_shard_options_of_process_groups() -> None:
         assert shard_config_of_groups(enable_tensor_parallelism=False).mesh.size("tp") == 1
         with pytest.raises(ConfigError, match=r"Found \{'tp': \[1, 5\]\}"):
             shard_config_of_groups(mesh.get_group_along_axis(0))
+        experts = shard_config_of_groups(ep_group=tp).mesh
+        assert (experts.size("ep"), experts.size("tp"), [*experts.ranks("ep")]) == (2, 1, [4, 5])
+        with pytest.raises(ConfigError, match=r"Found \{'ep': \[1, 5\]\}"):
+            shard_config_of_groups(ep_group=mesh.get_group_along_axis(0))
 
 
 @pytest.mark.parametrize(
@@ -91,7 +95,6 @@ def test_shard_options_of_process_groups() -> None:
     [
         ("extra_kwargs", {"a": 1}),
         ("fp8_communication", True),
-        ("ep_group", "group"),
         ("make_vocab_size_divisible_by", 128),
         ("pipeline_stage_manager", SimpleNamespace(num_stages=2)),
     ],

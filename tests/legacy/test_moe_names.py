@@ -341,7 +341,7 @@ def test_the_manager() -> None:
         try:
             manager.setup(parallel="EP", mode="fixed", fixed_dp_size=2, fixed_ep_size=2, fixed_pp_size=1)
             number, info = manager.get_info(8)
-            assert (number, info) == (4, MoeParallelInfo(2, 2))
+            assert (number, info) == (4, MoeParallelInfo(True, 2, 2))
             assert (info.ep_rank, info.dp_rank, info.ep_group.size(), info.dp_group.size()) == (0, 0, 2, 2)
             assert manager.get_info(3, use_tp=True)[0] == 3
             assert (manager.get_parallel(), manager.is_initialized) == ("EP", True)
@@ -352,7 +352,7 @@ def test_the_manager() -> None:
             set_ambient_mesh(None)
         try:
             manager.setup("TP", max_ep_size=3)  # 2 is the largest that divides the ranks
-            assert manager.get_info(8)[1] == MoeParallelInfo(2, 2)
+            assert manager.get_info(8)[1] == MoeParallelInfo(True, 2, 2)
         finally:
             set_ambient_mesh(None)
     manager.add_loss(torch.tensor(2.0), torch.tensor(3.0))

@@ -13,6 +13,7 @@ from colossal._src.legacy.shardformer import (
     GroupLinearRow,
     GroupVocabEmbedding,
     LinearWithGradAccum,
+    ModelSharder,
     ModulePolicyDescription,
     NormOfModule,
     PaddingEmbedding,
@@ -22,6 +23,8 @@ from colossal._src.legacy.shardformer import (
     VocabParallelLMHead1D,
     all_to_all_comm,
     cross_entropy_1d,
+    dist_cross_entropy,
+    dist_log_prob,
     dist_log_prob_1d,
     read_policy,
 )
@@ -39,6 +42,7 @@ __all__ = [
     "GroupLinearRow",
     "GroupVocabEmbedding",
     "LinearWithGradAccum",
+    "ModelSharder",
     "ModulePolicyDescription",
     "NormOfModule",
     "PaddingEmbedding",
@@ -48,6 +52,8 @@ __all__ = [
     "VocabParallelLMHead1D",
     "all_to_all_comm",
     "cross_entropy_1d",
+    "dist_cross_entropy",
+    "dist_log_prob",
     "dist_log_prob_1d",
     "read_policy",
 ]

@@ -202,6 +202,7 @@ class CheckpointIO:
         checkpoint: str | Path,
         low_cpu_mem_mode: bool = True,
         num_threads: int = 1,
+        prefix: str | None = None,  # noqa: ARG002 (documented)
     ) -> None:
         """Load the state of an optimizer, its groups' hyperparameters, and the state of its loss scaler.
 
@@ -213,6 +214,7 @@ class CheckpointIO:
             checkpoint: Path of a file, of an index, or of a directory that holds one checkpoint.
             low_cpu_mem_mode: Map files of PyTorch's format rather than read them entirely.
             num_threads: Number of tensors that are read at once.
+            prefix: Accepted as documented: an index names the files, whatever they begin with.
 
         Raises:
             CheckpointError: The checkpoint is missing, damaged, or of other parameters. Nothing was loaded then, unless

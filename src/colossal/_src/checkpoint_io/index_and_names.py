@@ -249,6 +249,26 @@ class CheckpointIndexFile:
         content = {"metadata": self.metadata, "weight_map": self.weight_map}
         path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
+    def contains_dtensor(self) -> bool:
+        """Look for files of shards that some older programs wrote, one for each rank; here files have full tensors.
+
+        Returns:
+            Whether the index names such files.
+        """
+        return any("dtensor" in name for name in self.weight_map.values())
+
+    def assert_no_dtensor_checkpoint(self) -> None:
+        """Refuse files of shards.
+
+        Raises:
+            CheckpointError: The index names some.
+        """
+        if self.contains_dtensor():
+            raise CheckpointError(
+                f"The files of a checkpoint have full tensors. Found that the index in {self.root_path} names files of "
+                "shards (dtensor). Save the model again with gather_dtensor=True, which is the default."
+            )
+
     def append_weight_map(self, param_id: int | str, shard_file: str) -> None:
         """Say which file holds a parameter.
 

@@ -113,7 +113,8 @@ PATHS: Mapping[str, Mapping[str, str]] = {
     "colossal.accelerator.npu_accelerator": {"colossal.legacy.accelerator": "NpuAccelerator"},
     "colossal.booster.plugin": {"colossal.legacy.booster": "MoeHybridParallelPlugin"},
     "colossal.booster.plugin.moe_hybrid_parallel_plugin": {"colossal.legacy.booster": "MoeHybridParallelPlugin"},
-    "colossal.booster.plugin.dp_plugin_base": {"colossal.legacy.booster": "DPPluginBase=DataParallelPluginBase"},
+    "colossal.booster.plugin.dp_plugin_base": {"colossal.legacy.booster": "DPPluginBase"},
+    "colossal.booster.plugin.pp_plugin_base": {"colossal.legacy.booster": "PipelinePluginBase"},
     "colossal.booster.plugin.gemini_plugin": {"colossal.booster.plugin": "GeminiPlugin"},
     "colossal.booster.plugin.hybrid_parallel_plugin": {
         "colossal.booster.plugin": "HybridParallelPlugin",
@@ -261,9 +262,17 @@ PATHS: Mapping[str, Mapping[str, str]] = {
     },
     "colossal.tensor.d_tensor.layout": {"colossal.legacy.d_tensor": "Layout=DTensorLayout"},
     "colossal.tensor.d_tensor.layout_converter": {"colossal.legacy.d_tensor": "LayoutConverter"},
+    "colossal.tensor.d_tensor.misc": {
+        "colossal.errors": "DuplicatedShardingDimensionError=PlanError LayoutException=PlanError "
+        "ShardingNotDivisibleError=PlanError ShardingOutOfIndexError=PlanError"
+    },
     "colossal.tensor.d_tensor.sharding_spec": {"colossal.legacy.d_tensor": "DimSpec ShardingSpec"},
-    "colossal.tensor.padded_tensor": {_TENSORS: "is_padded_tensor to_padded_tensor to_unpadded_tensor"},
-    "colossal.tensor.padded_tensor.api": {_TENSORS: "is_padded_tensor to_padded_tensor to_unpadded_tensor"},
+    "colossal.tensor.padded_tensor": {
+        _TENSORS: "init_as_padded_tensor is_padded_tensor to_padded_tensor to_unpadded_tensor"
+    },
+    "colossal.tensor.padded_tensor.api": {
+        _TENSORS: "init_as_padded_tensor is_padded_tensor to_padded_tensor to_unpadded_tensor"
+    },
     "colossal.checkpoint_io.utils": {_TENSORS: "gather_distributed_param"},
     "colossal.tensor.process_group": {"colossal.legacy.tensor": "ProcessGroup"},
     "colossal.tensor.tensor_spec": {"colossal.legacy.tensor": "ColoTensorSpec"},
@@ -308,6 +317,18 @@ PATHS: Mapping[str, Mapping[str, str]] = {
     "colossal.moe.manager": {"colossal.legacy.moe": "MOE_MANAGER MoEManager"},
     "colossal.moe.routers": {"colossal.legacy.moe": "Top1Router Top2Router TopKRouter"},
     "colossal.moe.utils": {"colossal.legacy.moe": "NormalNoiseGenerator UniformNoiseGenerator apply_load_balance"},
+    "colossal.legacy.moe.experts": {"colossal.legacy.moe": "MLPExperts"},
+    "colossal.legacy.moe.layers": {"colossal.legacy.moe": "SparseMLP"},
+    "colossal.legacy.moe.load_balance": {"colossal.legacy.moe": "LoadBalancer"},
+    "colossal.legacy.moe.manager": {"colossal.legacy.moe": "MOE_MANAGER MoEManager"},
+    "colossal.legacy.moe.utils": {
+        "colossal.legacy.moe": "NormalNoiseGenerator UniformNoiseGenerator apply_load_balance"
+    },
+    "colossal.tensor.moe_tensor": {"colossal.legacy.moe": "MoeParallelInfo"},
+    "colossal.tensor.moe_tensor.api": {
+        "colossal._src.legacy.moe.moe_tensor": "get_dp_group get_dp_group_ranks get_dp_rank get_dp_size get_ep_group "
+        "get_ep_group_ranks get_ep_rank get_ep_size is_moe_tensor"
+    },
     "colossal.tensor.moe_tensor.moe_info": {"colossal.legacy.moe": "MoeParallelInfo"},
     "colossal.shardformer.modeling.deepseek": {"colossal.legacy.moe": "EPDeepseekMoE"},
     "colossal.shardformer.modeling.deepseek_v3": {"colossal.legacy.moe": "EpDeepseekV3MoE"},
@@ -328,7 +349,7 @@ PATHS: Mapping[str, Mapping[str, str]] = {
     "colossal.legacy.model_zoo.vit": {"colossal.legacy.model_zoo.vit": "_create_vit_model=create_vit_model"},
     "colossal.legacy.model_zoo.vit.vit": {"colossal.legacy.model_zoo.vit": "* _create_vit_model=create_vit_model"},
     "colossal.shardformer": {
-        "colossal.legacy.shardformer": "ModulePolicyDescription Policy SubModuleReplacementDescription",
+        "colossal.legacy.shardformer": "ModelSharder ModulePolicyDescription Policy SubModuleReplacementDescription",
     },
     "colossal.shardformer.layer": {
         "colossal.nn": "ParallelModule=ParallelLayer",
@@ -339,7 +360,17 @@ PATHS: Mapping[str, Mapping[str, str]] = {
         "GPT2FusedLinearConv=GPT2FusedLinearConv1D "
         "FusedLinear=LinearWithGradAccum LinearWithGradAccum PaddingEmbedding PaddingLMHead LayerNorm=NormOfModule "
         "LayerNorm1D=NormOfModule RMSNorm=NormOfModule FusedLayerNorm=NormOfModule FusedRMSNorm=NormOfModule "
-        "all_to_all_comm cross_entropy_1d dist_log_prob_1d",
+        "all_to_all_comm cross_entropy_1d dist_cross_entropy dist_log_prob dist_log_prob_1d",
+        "colossal._src.legacy.shardformer.colo_attention": "AttnMaskType ColoAttention",
+    },
+    "colossal.shardformer.layer._operation": {
+        "colossal.legacy.shardformer": "all_to_all_comm",
+        "colossal._src.legacy.shardformer.exchanges": "gather_forward_reducescatter_backward "
+        "gather_forward_split_backward reduce_backward reduce_forward reducescatter_forward_gather_backward "
+        "split_forward_gather_backward",
+    },
+    "colossal.shardformer.layer.attn": {
+        "colossal._src.legacy.shardformer.colo_attention": "AttnMaskType ColoAttention",
     },
     "colossal.shardformer.layer.linear": {
         "colossal.legacy.shardformer": "Linear1D_Col=GroupLinearCol Linear1D_Row=GroupLinearRow LinearWithGradAccum "
@@ -364,7 +395,9 @@ PATHS: Mapping[str, Mapping[str, str]] = {
     "colossal.shardformer.layer.utils": {
         "colossal._src.legacy.context.randomizer": "Randomizer create_randomizer_with_offset"
     },
-    "colossal.shardformer.layer.loss": {"colossal.legacy.shardformer": "cross_entropy_1d dist_log_prob_1d"},
+    "colossal.shardformer.layer.loss": {
+        "colossal.legacy.shardformer": "cross_entropy_1d dist_cross_entropy dist_log_prob dist_log_prob_1d"
+    },
     "colossal.shardformer._utils": {_TENSORS: "getattr_ setattr_"},
     "colossal.shardformer.policies.auto_policy": {
         "colossal.shardformer": "get_autopolicy=plan_of",
@@ -383,7 +416,9 @@ PATHS: Mapping[str, Mapping[str, str]] = {
     "colossal.quantization": {"colossal.legacy.quantization": "BnbQuantizationConfig quantize_model"},
     "colossal.quantization.bnb": {"colossal.legacy.quantization": "quantize_model"},
     "colossal.quantization.bnb_config": {"colossal.legacy.quantization": "BnbQuantizationConfig"},
-    "colossal.quantization.fp8": {"colossal.legacy.quantization": "linear_fp8"},
+    "colossal.quantization.fp8": {
+        "colossal.legacy.quantization": "all_reduce_fp8 cast_from_fp8 cast_to_fp8 linear_fp8"
+    },
     "colossal.testing": {"colossal.legacy.testing": "*"},
     "colossal.testing.comparison": {"colossal.legacy.testing": "*", "colossal.testing": "assert_close"},
     "colossal.testing.random": {_UTILS: "seed_all=set_seed"},
@@ -396,27 +431,3 @@ PATHS: Mapping[str, Mapping[str, str]] = {
     },
 }
 """The older module, then the module of today and its names."""
-
-WITHOUT_COUNTERPART: Mapping[str, str] = {
-    # ---------------------------------------------------------------- pipelines
-    "colossal.pipeline.weight_grad_store": "Use colossal.pipeline.WeightGrads, one for each pass.",
-    "colossal.communication.ring": "Use colossal.nn.ring_attention, whose messages go around by themselves.",
-    # ---------------------------------------------------------------- experts
-    "colossal.moe._operation": "Use colossal.nn.moe.dispatch and colossal.nn.moe.combine, which send tokens to their "
-    "experts and back; gradients need no scaling.",
-    # ---------------------------------------------------------------- kernels and optimizers
-    "colossal.kernel.kernel_loader.KernelLoader": "A kernel of a program's own needs no registry: torch.library has "
-    "torch.library.custom_op.",
-    "colossal.kernel.kernel_loader.LayerNormLoader": "Use torch.nn.LayerNorm, which is one kernel.",
-    "colossal.kernel.kernel_loader.MoeLoader": "torch.compile fuses what routes tokens.",
-    "colossal.kernel.kernel_loader.ScaledMaskedSoftmaxLoader": "Use torch.nn.functional.softmax, "
-    "or scaled_dot_product_attention for the whole.",
-    "colossal.kernel.kernel_loader.ScaledUpperTriangleMaskedSoftmaxLoader": "Use torch.nn.functional.softmax, "
-    "or scaled_dot_product_attention for the whole.",
-    "colossal.kernel.kernel_loader.FlashAttentionLoader": "Use torch.nn.functional.scaled_dot_product_attention.",
-    "colossal.kernel.kernel_loader.FlashAttentionWithCustomMaskLoader": "Use "
-    "torch.nn.functional.scaled_dot_product_attention.",
-    "colossal.nn.optimizer.NVMeOptimizer": "CPUAdam and HybridAdam of colossal.nn.optimizer keep states on disk: pass "
-    "nvme_offload_fraction and nvme_offload_dir.",
-}
-"""The documented module or name, then what to use: a sentence."""

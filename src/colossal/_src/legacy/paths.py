@@ -12,7 +12,8 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
-from colossal._src.legacy.path_table import PATHS, WITHOUT_COUNTERPART
+from colossal._src.legacy.path_table import PATHS
+from colossal._src.legacy.refused_paths import WITHOUT_COUNTERPART
 
 _SAME = "*"  # every public name of the target, under its own name
 

@@ -115,10 +115,17 @@ class ShardConfig:
         tensor_parallel_process_group: In place of the mesh, the ranks that shard tensors.
         sequence_parallel_process_group: In place of the mesh, the ranks that shard sequences, where they are others.
         pipeline_stage_manager: Of a pipeline of one stage only; `HybridParallelPlugin` has others.
+        make_vocab_size_divisible_by: Only 64, the default, or 1: nothing is padded, and any vocabulary is sharded.
+        extra_kwargs: Only an empty one.
+        sp_axis: Accepted as documented, as `pg_mesh`: the groups say it.
+        pg_mesh: Accepted.
+        moe_dp_group: In place of the mesh, the ranks that have the same experts.
+        ep_group: In place of the mesh, the ranks that have different ones.
+        fp8_communication: Only False.
 
     Raises:
         ConfigError: `gradient_checkpoint_config` is something else, or no mesh has these groups.
-        UnsupportedError: The pipeline has several stages.
+        UnsupportedError: The pipeline has several stages, or an option cannot be honored.
 
     Example:
         >>> from colossal.shardformer import ShardConfig
@@ -140,12 +147,38 @@ class ShardConfig:
     tensor_parallel_process_group: InitVar[Any] = None
     sequence_parallel_process_group: InitVar[Any] = None
     pipeline_stage_manager: InitVar[Any] = None
+    make_vocab_size_divisible_by: InitVar[int] = 64
+    extra_kwargs: InitVar[Any] = None
+    sp_axis: InitVar[Any] = None
+    pg_mesh: InitVar[Any] = None
+    moe_dp_group: InitVar[Any] = None
+    ep_group: InitVar[Any] = None
+    fp8_communication: InitVar[bool] = False
 
-    def __post_init__(self, tp_group: Any, sp_group: Any, stage_manager: Any) -> None:
-        if tp_group is not None or sp_group is not None or stage_manager is not None:
+    def __post_init__(
+        self,
+        tensor_parallel_process_group: Any,
+        sequence_parallel_process_group: Any,
+        pipeline_stage_manager: Any,
+        make_vocab_size_divisible_by: int,
+        extra_kwargs: Any,
+        sp_axis: Any,
+        pg_mesh: Any,
+        moe_dp_group: Any,
+        ep_group: Any,
+        fp8_communication: bool,
+    ) -> None:
+        del sp_axis, pg_mesh
+        groups = tensor_parallel_process_group, sequence_parallel_process_group, pipeline_stage_manager
+        older: dict[str, Any] = {"moe_dp_group": moe_dp_group, "ep_group": ep_group, "extra_kwargs": extra_kwargs}
+        older |= {"fp8_communication": fp8_communication or None}
+        if make_vocab_size_divisible_by not in (1, 64):
+            older["make_vocab_size_divisible_by"] = make_vocab_size_divisible_by
+        older = {name: value for name, value in older.items() if value is not None}
+        if older or any(each is not None for each in groups):
             of_groups: Any = get_older_name("colossal.shardformer.shard", "ShardConfig")
             options = {each.name: getattr(self, each.name) for each in fields(self) if each.name != "mesh"}
-            object.__setattr__(self, "mesh", of_groups(tp_group, sp_group, stage_manager, **options).mesh)
+            object.__setattr__(self, "mesh", of_groups(*groups, **options, **older).mesh)
         config = self.gradient_checkpoint_config
         if config is not None and not isinstance(config, GradientCheckpointConfig | PipelineGradientCheckpointConfig):
             raise ConfigError(

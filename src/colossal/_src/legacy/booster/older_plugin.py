@@ -124,6 +124,33 @@ class OlderPlugin(Plugin):
         """
         return False
 
+    def enable_lora(
+        self,
+        model: nn.Module,
+        pretrained_dir: str | None = None,
+        lora_config: Any = None,
+        bnb_quantization_config: Any = None,
+    ) -> nn.Module:
+        """Add low-rank adapters to a model, if the plugin supports it; here it does not.
+
+        Args:
+            model: The model.
+            pretrained_dir: A directory with adapters.
+            lora_config: The options of peft.
+            bnb_quantization_config: How the frozen weights are quantized.
+
+        Returns:
+            The model with adapters.
+
+        Raises:
+            UnsupportedError: The plugin does not support it.
+        """
+        del model, pretrained_dir, lora_config, bnb_quantization_config
+        raise UnsupportedError(
+            f"LoRA needs a plugin that supports it. Found {type(self).__name__}, which has no enable_lora of its own. "
+            "Use a plugin of colossal.booster.plugin, all of which do."
+        )
+
     @abstractmethod
     def configure(  # type: ignore[override]
         self,
@@ -229,35 +256,6 @@ _TWO_FORMS: dict[str, Callable[[Any], Any]] = {
     "configure": _either_configure,
     "get_checkpoint_io": _chosen_checkpoint_io,
 }
-
-
-class DataParallelPluginBase(OlderPlugin):
-    """The base class of a plugin of your own that trains replicas: it has `prepare_dataloader`, and no `no_sync` yet.
-
-    Example:
-        >>> from colossal.legacy.booster import DataParallelPluginBase, OlderPlugin
-        >>> issubclass(DataParallelPluginBase, OlderPlugin)
-        True
-    """
-
-    def no_sync(  # the arguments are those of an override
-        self,
-        model: nn.Module,  # noqa: ARG002
-        optimizer: OptimizerWrapper | None = None,  # noqa: ARG002
-    ) -> AbstractContextManager[Any]:
-        """Open a context in which gradients accumulate without being reduced over ranks; here there is none.
-
-        Args:
-            model: The boosted model.
-            optimizer: The boosted optimizer.
-
-        Raises:
-            UnsupportedError: Always.
-        """
-        raise UnsupportedError(
-            f"no_sync needs a plugin that has it. Found {type(self).__name__}, which does not. Define the method, or "
-            "reduce gradients in each pass."
-        )
 
 
 def _boost(plugin: OlderPlugin, parts: Parts, device: torch.device, precision: MixedPrecision | None) -> Boosted:

@@ -58,24 +58,24 @@ class MeshGroups:
     def __init__(self) -> None:
         self._states: WeakKeyDictionary[ParallelMesh, _State] = WeakKeyDictionary()
 
-    def is_initialized(self, mode: ParallelMode) -> bool:
+    def is_initialized(self, parallel_mode: ParallelMode) -> bool:
         """Whether this process is in a group of a mode.
 
         Args:
-            mode: One of `ParallelMode`.
+            parallel_mode: One of `ParallelMode`.
 
         Returns:
             True if it is; False too where there are no processes, no such group, or a pipeline or a tensor-parallel
             group of one process.
         """
         mesh = ambient_mesh()
-        return mesh is not None and (mode in self._state.groups or self._axes(mode) is not None)
+        return mesh is not None and (parallel_mode in self._state.groups or self._axes(parallel_mode) is not None)
 
-    def get_ranks_in_group(self, mode: ParallelMode) -> list[int]:
+    def get_ranks_in_group(self, parallel_mode: ParallelMode) -> list[int]:
         """List the processes of this process's group of a mode.
 
         Args:
-            mode: One of `ParallelMode`.
+            parallel_mode: One of `ParallelMode`.
 
         Returns:
             Their global ranks, in their order in the group.
@@ -83,18 +83,18 @@ class MeshGroups:
         Raises:
             MeshError: There is no such group.
         """
-        own = self._own(mode)
+        own = self._own(parallel_mode)
         if own is not None:
             return list(own.ranks)
-        if mode is ParallelMode.GLOBAL:
+        if parallel_mode is ParallelMode.GLOBAL:
             return list(range(current_mesh().world_size))
-        return list(current_mesh().ranks(*self._require(mode)))  # type: ignore[arg-type]
+        return list(current_mesh().ranks(*self._require(parallel_mode)))  # type: ignore[arg-type]
 
-    def get_world_size(self, mode: ParallelMode) -> int:
+    def get_world_size(self, parallel_mode: ParallelMode) -> int:
         """Count the processes of this process's group of a mode.
 
         Args:
-            mode: One of `ParallelMode`.
+            parallel_mode: One of `ParallelMode`.
 
         Returns:
             Their number.
@@ -102,13 +102,13 @@ class MeshGroups:
         Raises:
             MeshError: There is no such group.
         """
-        return len(self.get_ranks_in_group(mode))
+        return len(self.get_ranks_in_group(parallel_mode))
 
-    def get_local_rank(self, mode: ParallelMode) -> int:
+    def get_local_rank(self, parallel_mode: ParallelMode) -> int:
         """Find the place of this process in its group of a mode.
 
         Args:
-            mode: One of `ParallelMode`.
+            parallel_mode: One of `ParallelMode`.
 
         Returns:
             Its index, from 0.
@@ -116,8 +116,10 @@ class MeshGroups:
         Raises:
             MeshError: There is no such group.
         """
-        own = self._own(mode)
-        return own.local_rank if own is not None else self.get_ranks_in_group(mode).index(self.get_global_rank())
+        own = self._own(parallel_mode)
+        return (
+            own.local_rank if own is not None else self.get_ranks_in_group(parallel_mode).index(self.get_global_rank())
+        )
 
     def get_global_rank(self) -> int:
         """Find the number of this process among all.
@@ -127,11 +129,11 @@ class MeshGroups:
         """
         return current_mesh().global_rank
 
-    def get_group(self, mode: ParallelMode) -> dist.ProcessGroup:
+    def get_group(self, parallel_mode: ParallelMode) -> dist.ProcessGroup:
         """Find the process group of a mode.
 
         Args:
-            mode: One of `ParallelMode`.
+            parallel_mode: One of `ParallelMode`.
 
         Returns:
             The group that this process is in.
@@ -142,18 +144,18 @@ class MeshGroups:
         Communication: where the mode spans several axes of the mesh, the group is formed by the first call, which all
         its ranks make.
         """
-        own = self._own(mode)
+        own = self._own(parallel_mode)
         if own is None:
-            own = self._form(mode)
+            own = self._form(parallel_mode)
         if own.group is None:
-            raise MeshError(f"{mode} has ranks and no process group. Let its initializer return one.")
+            raise MeshError(f"{parallel_mode} has ranks and no process group. Let its initializer return one.")
         return own.group
 
-    def get_cpu_group(self, mode: ParallelMode) -> dist.ProcessGroup:
+    def get_cpu_group(self, parallel_mode: ParallelMode) -> dist.ProcessGroup:
         """Find the process group of a mode for tensors in host memory.
 
         Args:
-            mode: One of `ParallelMode`.
+            parallel_mode: One of `ParallelMode`.
 
         Returns:
             The group that this process is in.
@@ -163,16 +165,16 @@ class MeshGroups:
 
         Communication: as in `get_group`; on an accelerator the first call forms another group.
         """
-        own = self._own(mode)
+        own = self._own(parallel_mode)
         if own is not None and own.cpu_group is not None:
             return own.cpu_group
-        return host_group(self.get_group(mode))
+        return host_group(self.get_group(parallel_mode))
 
-    def get_next_global_rank(self, mode: ParallelMode) -> int:
+    def get_next_global_rank(self, parallel_mode: ParallelMode) -> int:
         """Find the process that follows this one in its group of a mode; the first follows the last.
 
         Args:
-            mode: One of `ParallelMode`.
+            parallel_mode: One of `ParallelMode`.
 
         Returns:
             Its global rank.
@@ -180,13 +182,13 @@ class MeshGroups:
         Raises:
             MeshError: There is no such group.
         """
-        return self._neighbor(mode, 1)
+        return self._neighbor(parallel_mode, 1)
 
-    def get_prev_global_rank(self, mode: ParallelMode) -> int:
+    def get_prev_global_rank(self, parallel_mode: ParallelMode) -> int:
         """Find the process that precedes this one in its group of a mode; the last precedes the first.
 
         Args:
-            mode: One of `ParallelMode`.
+            parallel_mode: One of `ParallelMode`.
 
         Returns:
             Its global rank.
@@ -194,13 +196,13 @@ class MeshGroups:
         Raises:
             MeshError: There is no such group.
         """
-        return self._neighbor(mode, -1)
+        return self._neighbor(parallel_mode, -1)
 
-    def is_first_rank(self, mode: ParallelMode) -> bool:
+    def is_first_rank(self, parallel_mode: ParallelMode) -> bool:
         """Whether this process is the first of its group of a mode.
 
         Args:
-            mode: One of `ParallelMode`.
+            parallel_mode: One of `ParallelMode`.
 
         Returns:
             True if it is.
@@ -208,13 +210,13 @@ class MeshGroups:
         Raises:
             MeshError: There is no such group.
         """
-        return self.get_local_rank(mode) == 0
+        return self.get_local_rank(parallel_mode) == 0
 
-    def is_last_rank(self, mode: ParallelMode) -> bool:
+    def is_last_rank(self, parallel_mode: ParallelMode) -> bool:
         """Whether this process is the last of its group of a mode.
 
         Args:
-            mode: One of `ParallelMode`.
+            parallel_mode: One of `ParallelMode`.
 
         Returns:
             True if it is.
@@ -222,7 +224,7 @@ class MeshGroups:
         Raises:
             MeshError: There is no such group.
         """
-        return self.get_local_rank(mode) == self.get_world_size(mode) - 1
+        return self.get_local_rank(parallel_mode) == self.get_world_size(parallel_mode) - 1
 
     def add_group(
         self,

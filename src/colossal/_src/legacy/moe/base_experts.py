@@ -20,10 +20,10 @@ class MoeParallelInfo:
     """Over which ranks the experts of a layer are.
 
     Args:
+        ep_inside: Whether the ranks that have different experts have consecutive numbers: always.
         ep_size: Ranks that have different experts.
         dp_size: Ranks that have the same ones.
         pp_size: Stages of the pipeline.
-        ep_inside: Whether the former have consecutive numbers: always.
 
     Example:
         >>> from colossal.legacy.moe import MoeParallelInfo
@@ -31,10 +31,10 @@ class MoeParallelInfo:
         2
     """
 
+    ep_inside: bool = True
     ep_size: int = 1
     dp_size: int = 1
     pp_size: int = 1
-    ep_inside: bool = True
 
     @classmethod
     def of(cls, mesh: ParallelMesh | None) -> "MoeParallelInfo":
@@ -48,7 +48,7 @@ class MoeParallelInfo:
         """
         if mesh is None:
             return cls()
-        return cls(mesh.size("ep"), mesh.size("edp"), mesh.size("pp"))
+        return cls(True, mesh.size("ep"), mesh.size("edp"), mesh.size("pp"))
 
     @property
     def ep_group(self) -> dist.ProcessGroup:

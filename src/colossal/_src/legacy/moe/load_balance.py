@@ -75,7 +75,7 @@ class LoadBalancer:
     ) -> None:
         self._experts, self._gate, self._num_experts = experts, gate, expert_num
         self._limits = tolerance, beam_width, max(1, int(expert_num * group_swap_factor / 2))
-        self._load = torch.zeros(expert_num, dtype=torch.int64)
+        self._load = torch.zeros(expert_num, dtype=torch.int64, device="cpu")
         mesh = self._mesh
         size = 1 if mesh is None else mesh.size("ep")
         for axis, group in (("ep", ep_group), ("edp", dp_group)):

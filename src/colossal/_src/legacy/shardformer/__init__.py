@@ -1,6 +1,11 @@
 """Policies of a user for ShardFormer, and layers and losses that are sharded over a group, by their older names."""
 
-from colossal._src.legacy.shardformer.cross_entropy import cross_entropy_1d, dist_log_prob_1d
+from colossal._src.legacy.shardformer.cross_entropy import (
+    cross_entropy_1d,
+    dist_cross_entropy,
+    dist_log_prob,
+    dist_log_prob_1d,
+)
 from colossal._src.legacy.shardformer.group_dropouts import DropoutForParallelInput, DropoutForReplicatedInput
 from colossal._src.legacy.shardformer.group_layers import (
     FusedLinear1D_Col,
@@ -13,6 +18,7 @@ from colossal._src.legacy.shardformer.group_layers import (
     GroupVocabEmbedding,
     VocabParallelLMHead1D,
 )
+from colossal._src.legacy.shardformer.model_sharder import ModelSharder
 from colossal._src.legacy.shardformer.policy import (
     ModulePolicyDescription,
     Policy,
@@ -41,6 +47,7 @@ __all__ = [
     "GroupLinearRow",
     "GroupVocabEmbedding",
     "LinearWithGradAccum",
+    "ModelSharder",
     "ModulePolicyDescription",
     "NormOfModule",
     "PaddingEmbedding",
@@ -50,6 +57,8 @@ __all__ = [
     "VocabParallelLMHead1D",
     "all_to_all_comm",
     "cross_entropy_1d",
+    "dist_cross_entropy",
+    "dist_log_prob",
     "dist_log_prob_1d",
     "read_policy",
 ]

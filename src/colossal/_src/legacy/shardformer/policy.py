@@ -153,6 +153,51 @@ class Policy(ABC):
         """
         return self.model
 
+    def get_held_layers(self) -> list[nn.Module]:
+        """Say which modules the stage of this rank has; of one stage, which has all, only.
+
+        Returns:
+            The modules right below the model.
+        """
+        return list(self.model.children())
+
+    def get_shared_params(self) -> list[dict[int, Any]]:
+        """Say which parameters several stages share; `HybridParallelPlugin` finds them by itself.
+
+        Returns:
+            None of them.
+        """
+        return []
+
+    def tie_weight_check(self) -> bool:
+        """Look whether the embeddings of inputs and outputs are one parameter.
+
+        Returns:
+            Whether they are, as far as the model says which these are.
+        """
+        inputs, outputs = (
+            getattr(self.model, f"get_{kind}_embeddings", lambda: None)() for kind in ("input", "output")
+        )
+        return inputs is not None and outputs is not None and inputs.weight is outputs.weight
+
+    @staticmethod
+    def append_or_create_method_replacement(
+        description: Mapping[str, Callable[..., Any]], policy: dict[Any, ModulePolicyDescription], target_key: Any
+    ) -> dict[Any, ModulePolicyDescription]:
+        """Add methods to the description of a class; `read_policy` refuses them, as no plan replaces methods.
+
+        Args:
+            description: Methods by their names.
+            policy: Descriptions by classes; changed in place.
+            target_key: The class.
+
+        Returns:
+            `policy`.
+        """
+        known = policy.setdefault(target_key, ModulePolicyDescription())
+        known.method_replacement = {**(known.method_replacement or {}), **description}
+        return policy
+
     @staticmethod
     def append_or_create_submodule_replacement(
         description: SubModuleReplacementDescription | list[SubModuleReplacementDescription],

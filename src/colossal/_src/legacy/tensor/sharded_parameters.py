@@ -86,6 +86,38 @@ def to_padded_tensor(tensor: torch.Tensor, current_length: int, padding_dim: int
     return _with_layout_of(tensor, _mark(torch.cat([tensor, zeros], padding_dim), padding_dim, length))
 
 
+def init_as_padded_tensor(
+    tensor: torch.Tensor, current_length: int, origin_length: int, padding_dim: int
+) -> torch.Tensor:
+    """Remember of a tensor that has zeros at the end how long it was without them, as `to_padded_tensor` does.
+
+    Args:
+        tensor: The tensor with zeros.
+        current_length: Its length with zeros.
+        origin_length: Without.
+        padding_dim: The dimension.
+
+    Returns:
+        The tensor.
+
+    Raises:
+        ShapeError: The tensor has another length, or a shorter one.
+
+    Example:
+        >>> import torch
+        >>> from colossal.tensor.padded_tensor import init_as_padded_tensor, to_unpadded_tensor
+        >>> to_unpadded_tensor(init_as_padded_tensor(torch.tensor([1.0, 0.0]), 2, 1, 0))
+        tensor([1.])
+    """
+    if tensor.shape[padding_dim] != current_length or origin_length > current_length:
+        raise ShapeError(
+            f"A padded tensor is at least as long as without zeros. Found the length {tensor.shape[padding_dim]} of "
+            f"dimension {padding_dim}, current_length={current_length} and origin_length={origin_length}. Pass its "
+            "length, and that of before."
+        )
+    return _mark(tensor, padding_dim, origin_length)
+
+
 def to_unpadded_tensor(tensor: torch.Tensor) -> torch.Tensor:
     """Take the zeros off that `to_padded_tensor` has appended.
 

@@ -38,6 +38,9 @@ class ChunkManagerSettings:
         enable_distributed_storage: With a number of elements: shard chunks, instead of keeping them on all ranks.
         init_device: Accepted for the host and the device of the ranks: parameters are put into chunks one by one, and
             the placement policy says where these are kept.
+        reuse_fp16_chunk: Accepted as documented: gradients take the memory of chunks where they can.
+        max_prefetch: As of `GeminiDDP`, which gets it.
+        fp8_communication: As of `GeminiDDP`, which gets it.
 
     Raises:
         ConfigError: The number of elements is below 1.
@@ -56,7 +59,12 @@ class ChunkManagerSettings:
         process_group: dist.ProcessGroup | None = None,
         enable_distributed_storage: bool = True,
         init_device: DeviceName = None,
+        reuse_fp16_chunk: bool = True,
+        max_prefetch: int = 0,
+        fp8_communication: bool = False,
     ) -> None:
+        del reuse_fp16_chunk
+        self.max_prefetch, self.fp8_communication = max_prefetch, fp8_communication
         if isinstance(chunk_configuration, int) and chunk_configuration < 1:
             raise ConfigError(
                 f"A chunk has at least one element. Found a chunk size of {chunk_configuration}. Let "
@@ -259,6 +267,8 @@ class GeminiManager:
             "zero_group": self.chunk_manager.process_group,
             "placement_policy": self.placement_policy,
             "memstats": self._memstats,
+            **({"max_prefetch": self.chunk_manager.max_prefetch} if self.chunk_manager.max_prefetch else {}),
+            **({"fp8_communication": True} if self.chunk_manager.fp8_communication else {}),
             **self._placement,
         }
 

@@ -258,6 +258,7 @@ class Linear1D_Row(LinearLayer):  # noqa: N801 (the documented name)
         weight_initializer: Fills the full weight in place; see `Linear`.
         bias_initializer: Fills the full bias in place.
         mesh: The mesh; the ambient one by default.
+        stream_chunk_num: Accepted as documented: the product is computed at once.
 
     Raises:
         MeshError: The tp axis is not arranged as 1d.
@@ -289,7 +290,9 @@ class Linear1D_Row(LinearLayer):  # noqa: N801 (the documented name)
         weight_initializer: Initializer | None = None,
         bias_initializer: Initializer | None = None,
         mesh: ParallelMesh | None = None,
+        stream_chunk_num: int = 1,
     ) -> None:
+        del stream_chunk_num
         found = find_mesh(mesh, "1d")
         product = (RowParallel if found else Unsharded)(found, in_features, out_features)
         if isinstance(product, RowParallel):

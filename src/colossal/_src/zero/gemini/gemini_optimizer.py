@@ -55,6 +55,8 @@ class GeminiOptimizer(OptimizerWrapper):
         max_scale: The scale does not grow above it.
         max_norm: Clip the common norm of the gradients to it before each step; 0 does not.
         norm_type: The p of that norm.
+        tp_group: Accepted as documented: parameters know which ranks shard them.
+        params_info: Accepted.
         verbose: Log each change of the loss scale on rank 0.
 
     Raises:
@@ -88,8 +90,11 @@ class GeminiOptimizer(OptimizerWrapper):
         max_scale: float = 2**32,
         max_norm: float = 0.0,
         norm_type: float = 2.0,
+        tp_group: Any = None,
+        params_info: Any = None,
         verbose: bool = False,
     ) -> None:
+        del tp_group, params_info
         keywords, scaler = Keywords("GeminiOptimizer", locals()), None
         rule, clipping = keywords.read(ScalerConfig), keywords.read(Clipping)
         if module.dtype == torch.float16:
