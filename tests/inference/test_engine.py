@@ -272,6 +272,20 @@ def test_requests_that_are_refused(llama) -> None:
     engine.add_request([5], request_id="a")
     with pytest.raises(ConfigError, match="Found 'a', which is in use"):
         engine.add_request([5], request_id="a")
+    with pytest.raises(ConfigError, match="Found 1 requests that were added before"):
+        engine.generate([5])
+
+
+def test_an_exception_in_generate_leaves_no_pages_behind(llama, monkeypatch) -> None:
+    engine, prompts = make_engine(llama, **TIGHT), make_prompts()
+    with monkeypatch.context() as patch:
+        patch.setattr(llama.lm_head, "forward", lambda _hidden: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            engine.generate(prompts)
+    assert not engine.has_requests
+    assert engine.statistics.num_used_pages == 0
+    check_integrity(engine)
+    assert tokens_of(engine.generate(prompts, greedy(8))) == generate(llama, prompts, 8)
 
 
 @pytest.mark.parametrize(

@@ -152,7 +152,7 @@ def test_no_page_is_lost(chunking: Chunking, program: list[tuple[int, int, int, 
 def test_no_page_is_lost_in_ten_thousand_additions_and_aborts() -> None:
     counts: list[int] = []
 
-    @settings(max_examples=2000)
+    @settings(max_examples=3000)
     @given(PROGRAM, st.sampled_from([AnyChunks(), FixedChunks(8)]), st.sampled_from([0.0, 0.5, 1.0]))
     def check(program: list[tuple[int, int, int, int] | int | None], chunking: Chunking, reserve: float) -> None:
         counts.append(run(program, chunking, reserve))

@@ -144,7 +144,7 @@ class InferenceEngine:
         self._num_generated = 0
 
     def generate(self, prompts: Prompt | Items[Prompt], generation_config: Any = None) -> list[RequestOutput]:
-        """Generate for some prompts, and for all requests that were added before.
+        """Generate for some prompts, until all of them are finished.
 
         Args:
             prompts: Texts, or lists of tokens, or one of them.
@@ -155,8 +155,13 @@ class InferenceEngine:
             The outputs in the order of the prompts.
 
         Raises:
-            ConfigError: A prompt is empty or too long, or parameters do not fit the engine.
+            ConfigError: A prompt is empty or too long, parameters do not fit the engine, or it has other requests.
         """
+        if self._requests:
+            raise ConfigError(
+                f"generate returns outputs of its own prompts. Found {len(self._requests)} requests that were added "
+                "before, whose outputs would be lost. Call step until has_requests is False, or abort them."
+            )
         is_one = isinstance(prompts, str) or any(isinstance(each, int) for each in prompts)
         all_prompts: list[Any] = [prompts] if is_one else list(prompts)
         is_list = isinstance(generation_config, list | tuple)
@@ -169,8 +174,12 @@ class InferenceEngine:
         requests = [self._prepare(prompt, each) for prompt, each in zip(all_prompts, parameters, strict=True)]
         ids = [self._add(self._new_id(), request) for request in requests]
         finished: dict[RequestId, RequestOutput] = {}
-        while not finished.keys() >= set(ids):
-            finished |= {output.request_id: output for output in self.step() if output.is_finished}
+        try:
+            while self._requests:
+                finished |= {output.request_id: output for output in self.step() if output.is_finished}
+        finally:
+            for request_id in ids:
+                self.abort(request_id)  # those that an exception leaves behind
         return [finished[request_id] for request_id in ids]
 
     def add_request(
