@@ -150,8 +150,8 @@ class Training:
         loss, _, units = self.run_batch(batch, self.optimizer)
         if not math.isfinite(loss):  # of all ranks, so that all of them stop
             raise SystemExit(
-                f"The loss is {loss}. Nothing of this step is saved: lower --lr, or pass --precision fp32, and go on from "
-                "the last checkpoint with --resume."
+                f"The loss is {loss}. The model is as before this step, and not saved: lower --lr, or pass --precision "
+                "fp32, and go on from the last checkpoint with --resume."
             )
         self.optimizer.step()
         self.scheduler.step()

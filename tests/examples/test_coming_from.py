@@ -18,6 +18,7 @@ from ports import free_port
 from recorded_texts import has_recorded_texts
 
 import colossal
+import colossal.nn.moe  # a table names it, and `colossal.nn` does not import it
 from colossal import comm
 from colossal.accelerator import get_current_device
 from colossal.booster import Booster, plugin

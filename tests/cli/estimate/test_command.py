@@ -59,6 +59,9 @@ def test_with_memory_it_says_what_fits(llama: Path) -> None:
     never = estimate(llama, "--memory", "1e-9")
     assert never.exit_code == 1
     assert "No other option fits on 4 ranks. The least is" in never.stdout
+    assert never.stdout.rstrip().endswith("or --plugin hybrid --tp 2.")
+    sharded = estimate(llama, "--plugin", "hybrid", "--tp", "2", "--memory", "1e-9")
+    assert sharded.stdout.rstrip().endswith("Pass more --ranks, or --tp 4.")
 
 
 def test_weights_alone_tell_what_they_need(llama: Path, tmp_path: Path) -> None:

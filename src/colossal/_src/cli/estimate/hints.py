@@ -24,7 +24,8 @@ def find_fit(settings: StepSettings, source: ModelSource, limit: float) -> str:
         tried.append((most, words))
     least = min(tried, default=None)
     best = "" if least is None else f" The least is {least[0] / 1e9:.2f} GB, with {least[1]}."
-    return f"No other option fits on {settings.ranks} ranks.{best} Pass more --ranks, or --plugin hybrid --tp 2."
+    sharded = "--plugin hybrid --tp 2" if settings.tp == 1 else f"--tp {2 * settings.tp}"
+    return f"No other option fits on {settings.ranks} ranks.{best} Pass more --ranks, or {sharded}."
 
 
 def largest(ranks: list[RankEstimate]) -> int:

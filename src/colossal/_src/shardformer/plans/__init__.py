@@ -72,8 +72,8 @@ def plan_of(model: nn.Module) -> ParallelPlan:
     if found is None:
         of_family = "" if family == "None" else f"of the family {family!r}, "
         raise PlanError(
-            f"A model is divided by the table of its family. Found {type(model).__name__}, {of_family}which has none, and "
-            "whose configuration has no plan either. Pass a ParallelPlan as the policy, custom_policy of a plugin; there "
-            f"are tables for {', '.join(FAMILIES)}."
+            f"A model is divided by the table of its family. Found {type(model).__name__}, {of_family}which has none, "
+            "and whose configuration has no plan either. Pass a ParallelPlan as the policy, custom_policy of a plugin; "
+            f"there are tables for {', '.join(FAMILIES)}."
         )
     return found
