@@ -26,17 +26,18 @@ from colossal._src.comm.ops import (
 from colossal._src.comm.partition import Partition, PendingComm
 from colossal._src.comm.random_streams import RandomStreams, TokenStream, draw_number, stream_seed
 from colossal._src.comm.ring_exchange import Exchange, ring_all_gather, ring_reduce_scatter
-from colossal._src.comm.row_exchange import RowExchange
 
 if TYPE_CHECKING:
     from colossal._src.comm.fp8 import all_reduce_fp8, fp8_nbytes, reduce_scatter_fp8
     from colossal._src.comm.lost_peers import CallOfAllRanks, LostPeerGuard
     from colossal._src.comm.matmul3d import gather_packed_rows, matmul_3d
+    from colossal._src.comm.row_exchange import RowExchange
     from colossal._src.comm.summa import summa_ab, summa_abt, summa_atb
 
 _MODULE_OF = {
     "CallOfAllRanks": "colossal._src.comm.lost_peers",
     "LostPeerGuard": "colossal._src.comm.lost_peers",
+    "RowExchange": "colossal._src.comm.row_exchange",
     "all_reduce_fp8": "colossal._src.comm.fp8",
     "fp8_nbytes": "colossal._src.comm.fp8",
     "gather_packed_rows": "colossal._src.comm.matmul3d",
