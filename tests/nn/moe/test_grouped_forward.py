@@ -3,7 +3,6 @@
 
 import copy
 from typing import Any
-from unittest.mock import patch
 
 import pytest
 import torch
@@ -11,8 +10,6 @@ from equality import assert_equal
 from families import EXPERTS, build
 from torch import nn
 
-from colossal._src.nn.moe import gated_feed_forward as feed_forward_module
-from colossal._src.nn.moe.gated_feed_forward import gated_feed_forward
 from colossal._src.nn.moe.grouped_forward import multiplies_groups
 from colossal._src.nn.moe.grouped_products import gated_silu, multiply_groups
 from colossal._src.nn.moe.row_order import RowOrder
@@ -100,27 +97,6 @@ def test_sums_and_gates_twice_differentiable() -> None:
     for function, inputs in ((order.add_weighted, (rows, weights)), (gated_silu, (rows,))):
         assert torch.autograd.gradcheck(function, inputs)
         assert torch.autograd.gradgradcheck(function, inputs)
-
-
-@pytest.mark.parametrize("counts", [(3, 0, 2), (0, 0, 0)], ids=["some", "none"])
-def test_large_experts_one_after_the_other(counts: tuple[int, ...]) -> None:
-    draw = torch.Generator().manual_seed(1)
-    shapes = (sum(counts), 4), (3, 6, 4), (3, 4, 3)
-    leaves = [torch.randn(shape, generator=draw, dtype=torch.float64, requires_grad=True) for shape in shapes]
-    ends = torch.tensor(counts).cumsum(0)
-    with patch.object(feed_forward_module, "_MIN_ELEMENTS", 0):
-        rows, gate_up, down = leaves
-        found = gated_feed_forward(rows, gate_up, down, ends)
-        assert type(found.grad_fn).__name__ == "_GatedFeedForwardBackward"
-        expected = multiply_groups(gated_silu(multiply_groups(rows, gate_up, counts)), down, counts)
-        assert_equal(found.detach(), expected.detach(), "results")
-        pairs = [torch.autograd.grad(each.square().sum(), leaves, retain_graph=True) for each in (found, expected)]
-        for own, other in zip(*pairs, strict=True):
-            assert_equal(own, other, "gradient")
-        (of_down,) = torch.autograd.grad(found.square().sum(), [down])  # as if the others were frozen
-        assert_equal(of_down, pairs[1][2], "gradient of one")
-        if sum(counts):
-            assert torch.autograd.gradgradcheck(lambda x, up, back: gated_feed_forward(x, up, back, ends), leaves)
 
 
 def test_sums_are_in_the_longer_dtype() -> None:

@@ -14,8 +14,7 @@ from torch import nn
 from torch.func import functional_call
 from torch.nn import functional
 
-from colossal._src.nn.moe.gated_feed_forward import gated_feed_forward
-from colossal._src.nn.moe.grouped_products import counts_of, grouped_linear
+from colossal._src.nn.moe.grouped_products import counts_of, gated_silu, grouped_linear
 from colossal._src.nn.moe.row_order import RowOrder
 from colossal.errors import PlanError
 
@@ -189,11 +188,10 @@ class FeedForwardExperts(nn.Module):
         Returns:
             The results, of shape (N, D).
         """
-        drops = self.training and self.dropout > 0
-        if self.gated and self.activation is functional.silu and self.down_proj_bias is None and not drops:
-            return gated_feed_forward(rows, self.get_parameter(self._up_name), self.get_parameter("down_proj"), ends)
         inner = self._linear(self._up_name, rows, ends)
-        if self.gated:
+        if self.gated and self.activation is functional.silu:
+            inner = gated_silu(inner)
+        elif self.gated:
             gate, up = inner.chunk(2, 1)
             inner = self.activation(gate) * up
         else:

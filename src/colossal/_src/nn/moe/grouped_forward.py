@@ -10,7 +10,6 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from colossal._src.nn.moe.gated_feed_forward import gated_feed_forward
 from colossal._src.nn.moe.grouped_products import counts_of, gated_silu, grouped_linear
 
 _OF_TRANSFORMERS = ("config", "has_gate", "has_bias", "is_transposed", "_apply_gate", "down_proj")
@@ -56,16 +55,8 @@ def _multiply_stacked(experts: Any, rows: torch.Tensor, ends: torch.Tensor) -> t
 
     if not experts.has_gate:
         hidden = experts.act_fn(multiply("up_proj", rows))
-    elif not _is_gated_silu(experts):
-        hidden = experts._apply_gate(multiply("gate_up_proj", rows))  # noqa: SLF001 (what a class may define)
-    elif experts.has_bias or experts.is_transposed:
+    elif type(experts)._apply_gate.__name__ == "_default_apply_gate" and type(experts.act_fn).__name__ in _SILU:  # noqa: SLF001
         hidden = gated_silu(multiply("gate_up_proj", rows))
     else:
-        weights = experts.gate_up_proj, experts.down_proj
-        return gated_feed_forward(rows.to(weights[0].dtype), *weights, ends).to(rows.dtype)
+        hidden = experts._apply_gate(multiply("gate_up_proj", rows))  # noqa: SLF001 (what a class may define)
     return multiply("down_proj", hidden).to(rows.dtype)
-
-
-def _is_gated_silu(experts: Any) -> bool:
-    is_default = type(experts)._apply_gate.__name__ == "_default_apply_gate"  # noqa: SLF001
-    return is_default and type(experts.act_fn).__name__ in _SILU
