@@ -2,6 +2,8 @@
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 
+from collections.abc import Callable
+
 import torch
 from torch import distributed as dist
 
@@ -11,7 +13,8 @@ from colossal._src.comm import Channel
 from colossal._src.nn.layer.tp import make_param_shard
 from colossal._src.nn.moe.dispatch import EXPERTS
 from colossal._src.nn.moe.expert_parallel import ExpertParallel
-from colossal._src.nn.moe.experts import FeedForwardExperts, grouped_linear
+from colossal._src.nn.moe.experts import FeedForwardExperts
+from colossal._src.nn.moe.grouped_products import grouped_linear
 from colossal._src.tensor import Layout
 from colossal.errors import PlanError
 
@@ -19,17 +22,26 @@ from colossal.errors import PlanError
 class FeatureParallelExperts(ExpertParallel, FeedForwardExperts):
     """What `FeedForwardExperts` are once `shard_features` has given each rank some of their features."""
 
-    def forward(self, hidden_states: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    def forward(
+        self,
+        hidden_states: torch.Tensor,
+        chosen: torch.Tensor,
+        weights: torch.Tensor,
+        meanwhile: Callable[[], object] | None = None,
+    ) -> torch.Tensor:
         """Compute the tokens of all ranks with the features of this one, and add up what all ranks make of its own.
 
         Args:
             hidden_states: Of shape (T, D).
             chosen: The experts of each token, of shape (T, K).
             weights: Their weights, of shape (T, K).
+            meanwhile: Called before tokens are sent: nothing waits for others here that could compute.
 
         Returns:
             The results, of shape (T, D).
         """
+        if meanwhile is not None:
+            meanwhile()
         mesh, size, number = self.mesh, self.mesh.size(EXPERTS), len(hidden_states)
         send, receive = [number] * size, _tokens_of_ranks(number, mesh, hidden_states.device)
 
@@ -39,12 +51,11 @@ class FeatureParallelExperts(ExpertParallel, FeedForwardExperts):
         partial_sums = FeedForwardExperts.forward(self, to_all(hidden_states), to_all(chosen), to_all(weights))
         return comm.exchange_rows(partial_sums, EXPERTS, receive, send, mesh).unflatten(0, (size, number)).sum(0)
 
-    def _linear(self, name: str, rows: torch.Tensor, keys: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
+    def _linear(self, name: str, rows: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
         bias: torch.Tensor | None = getattr(self, f"{name}_bias")
-        if name != "down_proj" or bias is None:
-            return super()._linear(name, rows, keys, ends)
-        # all ranks have this bias, and their results are added up
-        return grouped_linear(rows, self.get_parameter(name), ends) + bias[keys] / self.mesh.size(EXPERTS)
+        if name == "down_proj" and bias is not None:  # all ranks have this one, and their results are added up
+            bias = bias / self.mesh.size(EXPERTS)
+        return grouped_linear(rows, self.get_parameter(name), ends, bias)
 
 
 def shard_features(experts: FeedForwardExperts, mesh: ParallelMesh) -> FeedForwardExperts:
