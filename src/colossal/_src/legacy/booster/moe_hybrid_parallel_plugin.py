@@ -21,9 +21,50 @@ class MoeHybridParallelPlugin(HybridParallelPlugin):
         tp_size: Ranks over which a tensor is sharded.
         pp_size: Ranks over which the layers are split into stages.
         ep_size: Ranks over which the experts of a layer are sharded.
-        sp_size: This and the arguments that are not named below are those of `HybridParallelPlugin`.
+        sp_size: As of `HybridParallelPlugin`.
+        precision: As of `HybridParallelPlugin`.
+        zero_stage: As of `HybridParallelPlugin`.
+        enable_all_optimization: As of `HybridParallelPlugin`.
+        enable_fused_normalization: As of `HybridParallelPlugin`.
+        enable_flash_attention: As of `HybridParallelPlugin`.
+        enable_jit_fused: As of `HybridParallelPlugin`.
+        enable_sequence_parallelism: As of `HybridParallelPlugin`.
+        sequence_parallelism_mode: As of `HybridParallelPlugin`.
+        parallel_output: As of `HybridParallelPlugin`.
+        num_microbatches: As of `HybridParallelPlugin`.
+        microbatch_size: As of `HybridParallelPlugin`.
+        initial_scale: As of `HybridParallelPlugin`.
+        min_scale: As of `HybridParallelPlugin`.
+        growth_factor: As of `HybridParallelPlugin`.
+        backoff_factor: As of `HybridParallelPlugin`.
+        growth_interval: As of `HybridParallelPlugin`.
+        hysteresis: As of `HybridParallelPlugin`.
+        max_scale: As of `HybridParallelPlugin`.
+        max_norm: As of `HybridParallelPlugin`.
+        broadcast_buffers: As of `HybridParallelPlugin`.
+        ddp_bucket_cap_mb: As of `HybridParallelPlugin`.
+        find_unused_parameters: As of `HybridParallelPlugin`.
+        check_reduction: As of `HybridParallelPlugin`.
+        gradient_as_bucket_view: As of `HybridParallelPlugin`.
+        static_graph: As of `HybridParallelPlugin`.
+        zero_bucket_size_in_m: As of `HybridParallelPlugin`.
+        cpu_offload: As of `HybridParallelPlugin`.
+        communication_dtype: As of `HybridParallelPlugin`.
         overlap_communication: With ZeRO: reduce gradients while the backward pass goes on; here False by default.
+        custom_policy: As of `HybridParallelPlugin`.
+        pp_style: As of `HybridParallelPlugin`.
+        num_model_chunks: As of `HybridParallelPlugin`.
+        scheduler_nodes: As of `HybridParallelPlugin`.
+        num_layers_per_stage: As of `HybridParallelPlugin`.
+        gradient_checkpoint_config: As of `HybridParallelPlugin`.
+        enable_metadata_cache: As of `HybridParallelPlugin`.
+        make_vocab_size_divisible_by: As of `HybridParallelPlugin`.
         moe_dp_outside: Only True: the ranks of an expert-parallel group have consecutive numbers.
+        overlap_p2p: As of `HybridParallelPlugin`.
+        overlap_allgather: As of `HybridParallelPlugin`.
+        fp8_communication: As of `HybridParallelPlugin`.
+        use_fp8: As of `HybridParallelPlugin`.
+        inner_ring_size: As of `HybridParallelPlugin`.
         dp_outside: Number the ranks of one replica one after the other.
 
     Raises:

@@ -50,6 +50,9 @@ class DPPluginBase(OlderPlugin):
             model: The boosted model.
             optimizer: The boosted optimizer.
 
+        Returns:
+            The context, in a class that has one.
+
         Raises:
             UnsupportedError: Always.
         """

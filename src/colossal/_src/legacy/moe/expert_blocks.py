@@ -14,6 +14,12 @@ from colossal.errors import ConfigError, MeshError, UnsupportedError
 class _ExpertParallelBlock(nn.Module):
     """What a block of a Hugging Face model is in addition to its own class, once ranks have some of its experts."""
 
+    def __init__(self) -> None:
+        raise UnsupportedError(
+            f"A block of a model becomes a {type(self).__name__}. Found a call of the class. Pass the block to its "
+            "from_native_module."
+        )
+
     @classmethod
     def from_native_module(
         cls,

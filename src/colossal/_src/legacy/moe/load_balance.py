@@ -178,6 +178,8 @@ def apply_load_balance(model: nn.Module, optim: OptimizerWrapper | torch.optim.O
         >>> layer(torch.randn(2, 8)).sum().backward()
         >>> layer.zero_grad()
         >>> apply_load_balance(layer, None)
+        >>> layer.load_balancer is None
+        False
     """
     found = [getattr(module, "load_balancer", None) for module in model.modules()]
     balancers = [each for each in found if isinstance(each, LoadBalancer)]

@@ -47,6 +47,8 @@ class ModelSharder:
 
         Raises:
             PlanError: The policy, or the plan, does not fit the model.
+
+        Communication: none; its layers communicate when they run.
         """
         policy = self.policy
         plan = read_policy(policy, self.model, self.shard_config.mesh) if isinstance(policy, Policy) else policy

@@ -96,7 +96,7 @@ def shard_experts(experts: nn.Module, mesh: ParallelMesh, exchange: Exchange = "
 
     Returns:
         The module, whose class is derived from `ExpertParallel` too; unchanged where the ep axis has one rank, or
-            this was done before.
+        this was done before.
 
     Raises:
         PlanError: The experts are not stored so, or the size of the ep axis does not divide their number.

@@ -54,9 +54,9 @@ class PaddedExperts(nn.Module):
         counts = counts_of(ends)
         # one for each even without tokens, so that all parameters have gradients, of zeros
         capacity = max(*counts, 1)
-        experts = torch.arange(self.num_experts).repeat_interleave(torch.tensor(counts))
-        places = torch.cat([torch.arange(count) for count in counts])
-        experts, places = experts.to(rows.device), places.to(rows.device)
+        numbers = torch.tensor(counts, device=rows.device)
+        experts = torch.arange(self.num_experts, device=rows.device).repeat_interleave(numbers, output_size=len(rows))
+        places = torch.cat([torch.arange(count, device=rows.device) for count in counts])
         blocks = rows.new_zeros(self.num_experts, capacity, rows.shape[1])
         outputs = self.module(blocks.index_put((experts, places), rows).unsqueeze(0))
         return outputs.squeeze(0)[experts, places]
