@@ -17,6 +17,7 @@ from colossal._src.inference.server.service import Service, start_service
 from colossal._src.inference.server.settings import ServerSettings
 from colossal.inference import InferenceConfig, InferenceEngine
 
+END = "<end>"
 CHAT_TEMPLATE = (
     "{% for each in messages %}{% if each.role == 'tool' %}{{ raise_exception('no tools') }}{% endif %}"
     "<{{ each.role }}>{{ each.content }}{% endfor %}<assistant>"
@@ -27,10 +28,10 @@ CHAT_TEMPLATE = (
 def build_tokenizer() -> Any:
     """A token for each byte, and one for the end."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    encoding: Any = Tokenizer(models.BPE({"<end>": 0} | {byte: 1 + index for index, byte in enumerate(alphabet)}, []))
+    encoding: Any = Tokenizer(models.BPE({END: 0} | {byte: 1 + index for index, byte in enumerate(alphabet)}, []))
     encoding.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     encoding.decoder = decoders.ByteLevel()
-    tokenizer: Any = PreTrainedTokenizerFast(tokenizer_object=encoding, eos_token="<end>", pad_token="<end>")
+    tokenizer: Any = PreTrainedTokenizerFast(tokenizer_object=encoding, eos_token=END, pad_token=END)
     tokenizer.chat_template = CHAT_TEMPLATE
     return tokenizer
 
@@ -38,7 +39,12 @@ def build_tokenizer() -> Any:
 @cache
 def build_model() -> Any:
     """A model whose greedy outputs do not repeat themselves: strong weights in float64, its head not tied."""
-    sizes = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+    sizes: dict[str, Any] = {
+        "hidden_size": 32,
+        "intermediate_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+    }
     config: Any = LlamaConfig(
         vocab_size=len(build_tokenizer()), max_position_embeddings=256, eos_token_id=0, bos_token_id=None, **sizes
     )
@@ -55,7 +61,7 @@ def build_model() -> Any:
 
 def build_engine(**options: Any) -> InferenceEngine:
     """An engine of the model and its tokenizer."""
-    sizes = {"max_input_len": 64, "max_output_len": 64, "max_batch_size": 4}
+    sizes: dict[str, Any] = {"max_input_len": 64, "max_output_len": 64, "max_batch_size": 4}
     return InferenceEngine(build_model(), build_tokenizer(), InferenceConfig(**sizes | options))
 
 

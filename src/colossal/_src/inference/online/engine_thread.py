@@ -55,8 +55,7 @@ class EngineThread:
             QueueFullError: As many wait as may wait.
             UnavailableError: The engine is stopping, or has failed.
         """
-        deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
-        submission = Submission(prompts, params, deadline=deadline, on_close=self._close)
+        submission = Submission(prompts, params, timeout_seconds=timeout_seconds, on_close=self._close)
         with self._lock:
             if self._refusal is not None:
                 raise UnavailableError(self._refusal)
@@ -167,10 +166,11 @@ class EngineThread:
 
     def _end_late(self) -> None:
         now = time.monotonic()
-        late = {each for each, _ in self._places.values() if each.deadline is not None and each.deadline < now}
-        for submission in late:
-            seconds = (submission.deadline or now) - submission.submitted_at
-            message = f"A request has {seconds:g} seconds. Found one that needs more. Ask for fewer tokens, or later."
+        for submission in {each for each, _ in self._places.values() if each.is_late(now)}:
+            message = (
+                f"A request has {submission.timeout_seconds:g} seconds. Found one that needs more. Ask for fewer "
+                "tokens, or later."
+            )
             self._end(submission, DeadlineError(message))
 
     def _end_all(self, refusal: str) -> None:

@@ -20,13 +20,13 @@ class Submission:
         prompts: Sequence[str | Sequence[int]],
         params: SamplingParams,
         *,
-        deadline: float | None,
+        timeout_seconds: float | None,
         on_close: "Callable[[Submission], None]",
     ) -> None:
         self.prompts = prompts
         self.params = params
-        self.deadline = deadline
         self.submitted_at = time.monotonic()
+        self.timeout_seconds = timeout_seconds
         self.loop = asyncio.get_running_loop()
         self.has_tokens = False  # of the thread, as the next two
         self.is_closed = False
@@ -52,6 +52,10 @@ class Submission:
         async for _ in self.updates():
             pass
         return [output for output in self._outputs if output is not None]
+
+    def is_late(self, now: float) -> bool:
+        """Whether its time is over."""
+        return self.timeout_seconds is not None and now > self.submitted_at + self.timeout_seconds
 
     def close(self) -> None:
         """End what is not finished: nobody waits for it any more."""

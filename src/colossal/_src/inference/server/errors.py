@@ -12,6 +12,8 @@ from colossal.errors import ConfigError, UnsupportedError
 
 _TYPES = {429: "rate_limit_error", 503: "service_unavailable_error", 504: "timeout_error"}
 _SERVER_ERROR = 500
+_NO_OBJECT = "The body is a JSON object."
+_ALTERNATIVES = {"str", "int", "float", "bool"}  # what pydantic adds to the path of a field with several types
 _STATUS: tuple[tuple[tuple[type[Exception], ...], int], ...] = (
     ((QueueFullError,), 429),
     ((UnavailableError,), 503),
@@ -64,6 +66,10 @@ def add_error_handlers(app: FastAPI) -> None:
 
     async def answer_http(_: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, HTTPException)
+        if isinstance(error.__cause__, ApiError):  # while the body was read
+            return error.__cause__.response()
+        if isinstance(error.__cause__, UnicodeDecodeError):
+            return ApiError(400, f"{_NO_OBJECT} Found bytes that are no UTF-8. Send application/json.").response()
         return ApiError(error.status_code, str(error.detail)).response()
 
     app.add_exception_handler(RequestValidationError, answer_invalid)
@@ -74,17 +80,22 @@ def add_error_handlers(app: FastAPI) -> None:
 
 def describe_invalid(error: RequestValidationError) -> ApiError:
     """Name the field that is wrong, and say what it has to be."""
-    errors = error.errors()
-    # Of a field that may be one of several things, the first says less than the one that comes deepest.
-    first = max(errors, key=lambda each: len(each["loc"])) if errors else {"loc": (), "msg": "", "type": ""}
-    path = [part for part in first["loc"][1:] if isinstance(part, int) or part.isidentifier()]
+    # Of a field that may be one of several things, the error that comes deepest says most.
+    first = max(error.errors(), key=lambda each: (len(_path(each)), not each["type"].endswith("_type")))
+    path = _path(first)
     if first["type"] == "json_invalid" or not path:
-        return ApiError(400, f"The body is a JSON object. Found none: {first['msg']}. Send application/json.")
+        return ApiError(400, f"{_NO_OBJECT} Found none: {first['msg']}. Send application/json.")
     field = str(path[0]) + "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path[1:])
     if first["type"] == "extra_forbidden":
         return ApiError(400, f"Unknown field: {field}. Leave it out.", param=field)
     message = first["msg"].removeprefix("Value error, ")
     return ApiError(400, f"{field}: {message}. Found {_shorten(first.get('input'))}.", param=field)
+
+
+def _path(error: dict[str, Any]) -> list[str | int]:
+    """The keys from the body to what is wrong."""
+    keys = error["loc"][1:]
+    return [key for key in keys if isinstance(key, int) or (key.isidentifier() and key not in _ALTERNATIVES)]
 
 
 def _shorten(value: Any, most: int = 80) -> str:
