@@ -39,15 +39,9 @@ def build_tokenizer() -> Any:
 @cache
 def build_model() -> Any:
     """A model whose greedy outputs do not repeat themselves: strong weights in float64, its head not tied."""
-    sizes: dict[str, Any] = {
-        "hidden_size": 32,
-        "intermediate_size": 32,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-    }
-    config: Any = LlamaConfig(
-        vocab_size=len(build_tokenizer()), max_position_embeddings=256, eos_token_id=0, bos_token_id=None, **sizes
-    )
+    sizes: dict[str, Any] = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2}
+    sizes |= {"num_attention_heads": 4, "max_position_embeddings": 256, "vocab_size": len(build_tokenizer())}
+    config: Any = LlamaConfig(eos_token_id=0, bos_token_id=None, **sizes)
     with torch.random.fork_rng():
         torch.manual_seed(0)
         model = LlamaForCausalLM(config).double().eval()
@@ -93,3 +87,9 @@ def ask(app: FastAPI, work: Callable[[httpx.AsyncClient], Coroutine[Any, Any, An
 def post(app: FastAPI, path: str, **body: Any) -> httpx.Response:
     """Send one request."""
     return ask(app, lambda client: client.post(path, json=body))
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Wait for something that a thread does."""
+    while not condition():  # noqa: ASYNC110 (the thread sets no event)
+        await asyncio.sleep(0.002)

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from served import build_engine
+from served import build_engine, until
 
 from colossal._src.inference.online import EngineThread
 from colossal._src.inference.online.refusals import DeadlineError, QueueFullError, UnavailableError
@@ -80,8 +80,7 @@ def test_a_slow_reader_gets_all_with_one_update() -> None:
 
         async def work() -> Any:
             submission = thread.submit(PROMPTS, greedy())
-            while not thread.is_idle:
-                await asyncio.sleep(0.005)
+            await until(lambda: thread.is_idle)
             await asyncio.sleep(0)
             return [outputs async for outputs in submission.updates()]
 

@@ -2,11 +2,12 @@
 
 import asyncio
 import json
+import time
 from typing import Any
 
 import httpx
 import pytest
-from served import ask, build_engine, post, serving
+from served import ask, build_engine, post, serving, until
 
 BODY = {"prompt": "hello", "max_tokens": 60, "temperature": 0, "ignore_eos": True}
 COMPLETIONS = "/v1/completions"
@@ -43,16 +44,17 @@ async def ask_and_leave(app: Any, path: str, body: dict[str, Any], *, after_chun
 
 @pytest.mark.parametrize(
     ("path", "body", "after_chunks"),
-    [(COMPLETIONS, BODY, None), (COMPLETIONS, BODY | {"stream": True}, 2)]
-    + [("/generation", {"prompt": "hello", "max_tokens": 60}, None)],
+    [
+        (COMPLETIONS, BODY, None),
+        (COMPLETIONS, BODY | {"stream": True}, 2),
+        ("/generation", {"prompt": "hello", "max_tokens": 60}, None),
+    ],
 )
 def test_a_client_that_goes_away_frees_its_pages(path, body, after_chunks) -> None:
     engine = build_engine()
     step, steps = engine.step, []
 
     def slow_step() -> Any:
-        import time
-
         time.sleep(0.01)
         steps.append(engine.statistics.num_used_pages)
         return step()
@@ -63,8 +65,7 @@ def test_a_client_that_goes_away_frees_its_pages(path, body, after_chunks) -> No
         async def work() -> None:
             sent = await ask_and_leave(app, path, body, after_chunks=after_chunks)
             assert len(sent) <= (after_chunks or 1) + 1
-            while not service.thread.is_idle:
-                await asyncio.sleep(0.005)
+            await until(lambda: service.thread.is_idle)
 
         asyncio.run(asyncio.wait_for(work(), 30))
         assert service.thread.statistics.num_used_pages == 0
@@ -133,8 +134,7 @@ def test_a_server_that_stops_finishes_what_runs_and_refuses_the_rest() -> None:
 
         async def work(client: httpx.AsyncClient) -> None:
             running = asyncio.create_task(client.post(COMPLETIONS, json=BODY))
-            while service.thread.is_idle:
-                await asyncio.sleep(0.001)
+            await until(lambda: not service.thread.is_idle)
             service.thread.drain()
             refused, health = await client.post(COMPLETIONS, json=BODY), await client.get("/health")
             assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
