@@ -373,7 +373,7 @@ UPWARD = {
     "dunder import": ("_src/comm/ops.py", "__import__('colossal._src.zero')\n"),
     "lazy table": ("_src/comm/__init__.py", "HOMES = {'x': 'colossal._src.zero'}\nimport_module(HOMES['x'])\n"),
     "sibling on floor 6": ("_src/zero/low_level.py", "from colossal._src.pipeline import thing\n"),
-    "sibling on floor 8": ("_src/cli/main.py", "from colossal._src.legacy import thing\n"),
+    "sibling on floor 8": ("_src/inference/engine.py", "from colossal._src.legacy import thing\n"),
     "testing": ("_src/booster/booster.py", "from colossal._src.testing import worlds\n"),
     "front door": ("_src/booster/booster.py", "from colossal import launch\n"),
     "bare package": ("_src/booster/booster.py", "import colossal\n"),

@@ -117,7 +117,7 @@ class BatchManagerForGeneration:
             pads: Tokens of padding in front, as `make_batch` returns them.
             ends: Tokens of each row with its longest output, as `make_batch` returns them.
 
-        Returns:
+        Yields:
             Each query and its tokens, without the padding in front, and not more than it asked for.
         """
         for uid, row, start, end in zip(task.uids, task.batch, pads, ends, strict=True):

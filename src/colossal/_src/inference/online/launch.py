@@ -21,14 +21,20 @@ from colossal.errors import ConfigError
 class LaunchedEngine:
     """An `InferenceEngine` in a thread of its own, which `launch_engine` returns.
 
+    Args:
+        engine: The engine, which nothing else may call meanwhile.
+        batch_manager: Which queries are generated together, one batch after another. None lets the engine compute all
+            queries together, as they come.
+        queue_size: The most queries that wait; 0 for any number.
+
     Example:
         >>> import asyncio
         >>> from transformers import LlamaConfig, LlamaForCausalLM
-        >>> from colossal.inference import launch_engine
+        >>> from colossal.inference import InferenceConfig, InferenceEngine, LaunchedEngine
         >>> sizes = {"vocab_size": 32, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1}
-        >>> config = LlamaConfig(num_attention_heads=2, max_position_embeddings=64, eos_token_id=None, **sizes)
+        >>> model = LlamaForCausalLM(LlamaConfig(num_attention_heads=2, eos_token_id=None, **sizes)).eval()
         >>> async def ask():
-        ...     engine = launch_engine(1, 1, "localhost", 29401, 29402, lambda: LlamaForCausalLM(config))
+        ...     engine = LaunchedEngine(InferenceEngine(model, inference_config=InferenceConfig()), None, queue_size=8)
         ...     engine.submit("a", {"input_ids": [5, 6], "max_tokens": 3})
         ...     tokens = await engine.wait("a")
         ...     engine.shutdown()
@@ -132,7 +138,7 @@ class LaunchedEngine:
             submission.close()
         longest = max(map(len, outputs))
         padded = [tokens + [pad_token_id] * (longest - len(tokens)) for tokens in outputs]
-        return torch.cat([ids, torch.tensor(padded)], dim=1)
+        return torch.cat([ids, ids.new_tensor(padded)], dim=1)
 
 
 def sampling_params(data: Mapping[str, Any], max_tokens: int) -> SamplingParams:
@@ -180,8 +186,10 @@ def launch_engine(
         >>> from transformers import OPTConfig, OPTForCausalLM
         >>> from colossal.inference import launch_engine
         >>> config = OPTConfig(hidden_size=16, ffn_dim=16, num_hidden_layers=1, num_attention_heads=2)
-        >>> engine = launch_engine(1, 1, "localhost", 29401, 29402, lambda: OPTForCausalLM(config))
-        >>> engine.shutdown()
+        >>> launched = launch_engine(1, 1, "localhost", 29401, 29402, lambda: OPTForCausalLM(config))
+        >>> launched.engine.config.max_input_len
+        1024
+        >>> launched.shutdown()
     """
     built = model_fn(**model_kwargs)
     if isinstance(built, InferenceEngine):

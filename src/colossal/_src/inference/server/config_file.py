@@ -33,7 +33,7 @@ _DEFAULTS: dict[str, Any] = {
     "host": "localhost",
     "port": 29401,
     "rpc_port": 29402,
-    "backend": "nccl",
+    "backend": None,
 }
 _COUNTS = ("tp_init_size", "pp_init_size", "server_port", "executor_max_batch_size", "cache_list_size")
 _PLAIN = (str, int, float, bool, list, dict, tuple, type(None))
