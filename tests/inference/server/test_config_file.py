@@ -15,8 +15,8 @@ SIZES: dict[str, Any] = {"hidden_size": 16, "ffn_dim": 32, "num_hidden_layers": 
 SIZES |= {"vocab_size": 64, "word_embed_proj_dim": 16, "max_position_embeddings": 64}
 
 
-def make_config() -> Any:
-    return OPTConfig(**SIZES)
+def make_config(**changes: Any) -> Any:
+    return OPTConfig(**SIZES | changes)
 
 
 def write(folder: Path, text: str) -> Path:
@@ -151,7 +151,7 @@ def test_a_pickle_that_would_run_something_is_not_loaded(tmp_path) -> None:
 def test_a_checkpoint_of_another_size_and_none_at_all_are_refused(tmp_path, model) -> None:
     torch.save({"model": metaseq_state(model)}, tmp_path / "restored.pt")
     with pytest.raises(CheckpointError, match="has another shape"):
-        load_opt(lambda: OPTConfig(**SIZES | {"ffn_dim": 48}), tmp_path / "restored.pt", half=False)
+        load_opt(lambda: make_config(ffn_dim=48), tmp_path / "restored.pt", half=False)
     with pytest.raises(CheckpointError, match="Found .*nowhere"):
         load_opt(make_config, tmp_path / "nowhere", half=False)
 

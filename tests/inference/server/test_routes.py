@@ -1,6 +1,7 @@
 """The routes of a server, asked in this process: answers equal those of the model, errors name their field."""
 
 import json
+from collections.abc import AsyncIterator
 from typing import Any
 
 import httpx
@@ -181,7 +182,7 @@ def test_a_body_that_is_no_object_is_refused(app, content) -> None:
 
 
 def test_long_bodies_are_refused_with_and_without_a_length(engine) -> None:
-    async def pieces() -> Any:
+    async def pieces() -> AsyncIterator[bytes]:
         for _ in range(4):
             yield b" " * 600
 

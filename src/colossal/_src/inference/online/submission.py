@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 
 from colossal._src.inference.requests import RequestOutput
 from colossal._src.inference.sampling_params import SamplingParams
@@ -36,7 +36,7 @@ class Submission:
         self._changed = asyncio.Event()
         self._on_close = on_close
 
-    async def updates(self) -> AsyncIterator[list[RequestOutput | None]]:
+    async def updates(self) -> AsyncGenerator[list[RequestOutput | None], None]:
         """Yield the outputs in the order of the prompts after every change, until all are finished."""
         is_finished = False
         while not is_finished:
