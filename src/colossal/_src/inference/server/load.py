@@ -8,6 +8,7 @@ from colossal._src.inference.engine import InferenceEngine
 from colossal._src.inference.model_facts import load_model
 from colossal._src.inference.online.fitting import fit_config
 from colossal._src.inference.server.settings import ServerSettings
+from colossal.accelerator import get_current_device
 from colossal.errors import ConfigError
 
 
@@ -33,6 +34,7 @@ def load_engine(settings: ServerSettings) -> InferenceEngine:
                 "there by save_pretrained, and its tokenizer."
             )
         model, tokenizer = load_model(str(model), tokenizer, settings.dtype)
+    model.to(get_current_device())
     fitted = fit_config(
         model.config, config, max_input_len=settings.max_input_len, max_output_len=settings.max_output_len
     )
