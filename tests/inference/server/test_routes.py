@@ -116,7 +116,7 @@ def test_a_chat_is_the_template_of_the_tokenizer_continued(app) -> None:
     deltas = [chunk["choices"][0]["delta"] for chunk in chunks_of(post(app, CHATS, stream=True, **body))]
     assert deltas[0]["role"] == "assistant"
     assert "".join(delta.get("content", "") for delta in deltas) == expected
-    parts = [{"role": "user", "content": [{"type": "text", "text": "hel"}, {"type": "text", "text": "lo"}]}]
+    parts = [{"role": "user", "content": [{"type": "text", "text": "h"}, {"type": "text", "text": "ello"}]}]
     assert post(app, CHATS, **body | {"messages": parts}).json()["choices"] == [choice]
 
 
@@ -155,7 +155,7 @@ def test_a_tokenizer_without_a_template_refuses_chats() -> None:
         (COMPLETIONS, {"prompt": "x", "suffix": "y"}, "suffix", "not supported"),
         (COMPLETIONS, {"prompt": "x", "logit_bias": {"5": 1}}, "logit_bias", "not supported"),
         (COMPLETIONS, {"prompt": "x", "echo": True, "logprobs": 1}, "logprobs", "echo"),
-        (COMPLETIONS, {"prompt": "x", "tempreature": 1}, "tempreature", "Unknown field"),
+        (COMPLETIONS, {"prompt": "x", "warmth": 1}, "warmth", "Unknown field"),
         (COMPLETIONS, {"prompt": "x", "stream_options": {"a": 1}}, "stream_options.a", "Unknown field"),
         (CHATS, {"messages": []}, "messages", "at least 1"),
         (CHATS, {"messages": [{"role": "nobody", "content": "x"}]}, "messages[0].role", "user"),

@@ -2,12 +2,16 @@
 
 import asyncio
 import json
+import signal
 import time
 from typing import Any
 
 import httpx
 import pytest
+import uvicorn
 from served import ask, build_engine, post, serving, until
+
+from colossal._src.inference.server.run import _Server
 
 BODY = {"prompt": "hello", "max_tokens": 60, "temperature": 0, "ignore_eos": True}
 COMPLETIONS = "/v1/completions"
@@ -73,13 +77,13 @@ def test_a_client_that_goes_away_frees_its_pages(path, body, after_chunks) -> No
 
 
 @pytest.mark.parametrize(
-    ("path", "status", "body"), [(COMPLETIONS, 429, BODY), ("/generation", 406, {"prompt": "a", "max_tokens": 60})]
+    ("path", "status", "body"), [(COMPLETIONS, 429, BODY), ("/generation", 406, {"prompt": "a", "max_tokens": 20})]
 )
 def test_all_get_an_answer_or_hear_that_the_queue_is_full(path, status, body) -> None:
     with serving(build_engine(max_batch_size=2), queue_size=3) as (service, app):
 
         async def flood(client: httpx.AsyncClient) -> list[httpx.Response]:
-            return await asyncio.gather(*(client.post(path, json=body) for _ in range(20)))
+            return await asyncio.gather(*(client.post(path, json=body | {"max_tokens": 20}) for _ in range(20)))
 
         statuses = [answer.status_code for answer in ask(app, flood)]
         assert statuses.count(200) >= 5
@@ -141,5 +145,27 @@ def test_a_server_that_stops_finishes_what_runs_and_refuses_the_rest() -> None:
             assert (health.status_code, health.json()["status"]) == (503, "stopping")
             answer = await running
             assert (answer.status_code, answer.json()["usage"]["completion_tokens"]) == (200, 60)
+
+        ask(app, work)
+
+
+def test_the_time_of_running_requests_ends() -> None:
+    engine = build_engine()
+    step = engine.step
+    engine.step = lambda: (time.sleep(0.02), step())[1]
+    with serving(engine) as (service, app):
+        server = _Server(uvicorn.Config(app), service.thread, grace_seconds=0.2)
+
+        async def work(client: httpx.AsyncClient) -> None:
+            assert not await server.on_tick(1)
+            running = asyncio.create_task(client.post(COMPLETIONS, json=BODY))
+            await until(lambda: not service.thread.is_idle)
+            server.handle_exit(signal.SIGTERM, None)
+            assert not await server.on_tick(1)
+            assert not running.done()
+            await server.on_tick(1)
+            answer = await running
+            assert (answer.status_code, answer.json()["error"]["type"]) == (503, "service_unavailable_error")
+            assert await server.on_tick(1)
 
         ask(app, work)

@@ -25,6 +25,10 @@ def run_server(engine: InferenceEngine, settings: ServerSettings) -> bool:
         return service.thread.failure is None
 
 
+_TICKS_PER_SECOND = 10  # of uvicorn
+_TICKS_OF_AN_ERROR = 20
+
+
 class _Server(uvicorn.Server):
     """Refuses new requests after the first signal, and ends when those that run are finished, or their time is over.
 
@@ -34,7 +38,7 @@ class _Server(uvicorn.Server):
     def __init__(self, config: uvicorn.Config, thread: EngineThread, grace_seconds: float) -> None:
         super().__init__(config)
         self._engine_thread = thread
-        self._ticks_left = int(grace_seconds * 10)  # there are ten a second
+        self._ticks_left = max(int(grace_seconds * _TICKS_PER_SECOND), 1)
         self._is_stopping = False
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
@@ -48,6 +52,8 @@ class _Server(uvicorn.Server):
         """Find out whether it is time to end."""
         if self._is_stopping:
             self._ticks_left -= 1
+            if self._ticks_left == 0:
+                self._engine_thread.stop(timeout_seconds=0)  # those that still wait have an error, and read it
             is_idle = self._engine_thread.is_idle and not self.server_state.tasks
-            self.should_exit = self.should_exit or is_idle or self._ticks_left < 0
+            self.should_exit = self.should_exit or is_idle or self._ticks_left < -_TICKS_OF_AN_ERROR
         return await super().on_tick(counter)
