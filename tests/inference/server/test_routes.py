@@ -6,8 +6,9 @@ from typing import Any
 
 import httpx
 import pytest
+import torch
 from fastapi import FastAPI
-from served import ask, build_engine, build_tokenizer, expected_text, post, serving
+from served import ask, build_engine, build_model, build_tokenizer, expected_text, post, serving
 
 from colossal.inference import InferenceEngine, SamplingParams
 
@@ -92,6 +93,25 @@ def test_log_probabilities_are_those_of_the_engine(app) -> None:
     assert [token for each in streamed if each for token in each["tokens"]] == found["tokens"]
 
 
+def test_a_prompt_that_is_echoed_has_log_probabilities_too(app) -> None:
+    body = {"prompt": ["hello", "abc"], "max_tokens": 4, "logprobs": 2, "echo": True} | GREEDY
+    found = post(app, COMPLETIONS, **body).json()["choices"]
+    for choice, prompt in zip(found, body["prompt"], strict=True):
+        ids = torch.tensor([build_tokenizer()(prompt)["input_ids"]])
+        with torch.no_grad():
+            expected = build_model()(ids).logits[0, :-1].log_softmax(-1).gather(-1, ids[0, 1:, None])[:, 0].tolist()
+        logprobs, length = choice["logprobs"], len(prompt)
+        assert logprobs["tokens"][:length] == list(prompt)
+        assert logprobs["token_logprobs"][:length] == [None, *map(pytest.approx, expected)]
+        assert len(logprobs["token_logprobs"]) == len(logprobs["top_logprobs"]) == length + 4
+        assert logprobs["text_offset"][: length + 1] == list(range(length + 1))
+    plain = post(app, COMPLETIONS, **body | {"echo": False}).json()["choices"]
+    assert plain[0]["logprobs"]["token_logprobs"] == found[0]["logprobs"]["token_logprobs"][5:]
+    streamed = [chunk["choices"][0] for chunk in chunks_of(post(app, COMPLETIONS, stream=True, **body))]
+    values = [value for each in streamed if each["index"] == 0 for value in each["logprobs"]["token_logprobs"]]
+    assert values == found[0]["logprobs"]["token_logprobs"]
+
+
 def test_seed_and_stop_and_penalties_reach_the_sampler(app) -> None:
     body = {"prompt": "hello", "max_tokens": 20, "temperature": 1.5, "seed": 3, "frequency_penalty": 0.5}
     texts = {post(app, COMPLETIONS, **body).json()["choices"][0]["text"] for _ in range(2)}
@@ -154,7 +174,7 @@ def test_a_tokenizer_without_a_template_refuses_chats() -> None:
         (COMPLETIONS, {"prompt": "x", "best_of": 3}, "best_of", "use n"),
         (COMPLETIONS, {"prompt": "x", "suffix": "y"}, "suffix", "not supported"),
         (COMPLETIONS, {"prompt": "x", "logit_bias": {"5": 1}}, "logit_bias", "not supported"),
-        (COMPLETIONS, {"prompt": "x", "echo": True, "logprobs": 1}, "logprobs", "echo"),
+        (COMPLETIONS, {"prompt": "x", "logprobs": 21}, "logprobs", "Found 21"),
         (COMPLETIONS, {"prompt": "x", "warmth": 1}, "warmth", "Unknown field"),
         (COMPLETIONS, {"prompt": "x", "stream_options": {"a": 1}}, "stream_options.a", "Unknown field"),
         (CHATS, {"messages": []}, "messages", "at least 1"),

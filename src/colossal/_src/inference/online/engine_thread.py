@@ -11,6 +11,7 @@ from queue import Empty, SimpleQueue
 from typing import Self
 
 from colossal._src.inference.engine import EngineStatistics, InferenceEngine
+from colossal._src.inference.online.prompt_logprobs import rate_prompt
 from colossal._src.inference.online.refusals import DeadlineError, QueueFullError, UnavailableError
 from colossal._src.inference.online.submission import Submission
 from colossal._src.inference.requests import RequestOutput
@@ -47,15 +48,24 @@ class EngineThread:
         return self
 
     def submit(
-        self, prompts: Sequence[Prompt], params: SamplingParams, *, timeout_seconds: float | None = None
+        self,
+        prompts: Sequence[Prompt],
+        params: SamplingParams,
+        *,
+        rates_prompts: bool = False,
+        timeout_seconds: float | None = None,
     ) -> Submission:
         """Let prompts wait for the next step, all or none; in a coroutine.
+
+        With `rates_prompts` they are tokens, which get as many log-probabilities as those of the outputs.
 
         Raises:
             QueueFullError: As many wait as may wait.
             UnavailableError: The engine is stopping, or has failed.
         """
-        submission = Submission(prompts, params, timeout_seconds=timeout_seconds, on_close=self._close)
+        submission = Submission(
+            prompts, params, rates_prompts=rates_prompts, timeout_seconds=timeout_seconds, on_close=self._close
+        )
         with self._lock:
             if self._refusal is not None:
                 raise UnavailableError(self._refusal)
@@ -145,10 +155,13 @@ class EngineThread:
                 return
             try:
                 request_id = self.engine.add_request(prompt, submission.params)
-            except Exception as error:  # noqa: BLE001 (of this request only: nothing was added)
-                self._end(submission, error)
-            else:
                 self._places[request_id] = submission, index
+                if submission.rates_prompts:
+                    assert not isinstance(prompt, str)
+                    rated = rate_prompt(self.engine.model, prompt, submission.params.logprobs or 0)
+                    self._events[submission.loop].append(partial(submission.deliver_prompt, index, rated))
+            except Exception as error:  # noqa: BLE001 (of this request only)
+                self._end(submission, error)
 
     def _close(self, submission: Submission) -> None:
         """In the loop: ask the thread to end a submission."""

@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 
+from colossal._src.inference.online.prompt_logprobs import PromptLogprobs
 from colossal._src.inference.requests import RequestOutput
 from colossal._src.inference.sampling_params import SamplingParams
 
@@ -20,17 +21,20 @@ class Submission:
         prompts: Sequence[str | Sequence[int]],
         params: SamplingParams,
         *,
-        timeout_seconds: float | None,
+        rates_prompts: bool = False,
+        timeout_seconds: float | None = None,
         on_close: "Callable[[Submission], None]",
     ) -> None:
         self.prompts = prompts
         self.params = params
+        self.rates_prompts = rates_prompts
         self.submitted_at = time.monotonic()
         self.timeout_seconds = timeout_seconds
         self.loop = asyncio.get_running_loop()
         self.has_tokens = False  # of the thread, as the next two
         self.is_closed = False
         self.num_unfinished = len(prompts)
+        self.prompt_logprobs: list[PromptLogprobs] = [()] * len(prompts)  # there before any output, if asked for
         self._outputs: list[RequestOutput | None] = [None] * len(prompts)
         self._error: Exception | None = None
         self._changed = asyncio.Event()
@@ -61,6 +65,10 @@ class Submission:
         """End what is not finished: nobody waits for it any more."""
         if not self._is_finished:
             self._on_close(self)
+
+    def deliver_prompt(self, index: int, logprobs: PromptLogprobs) -> None:
+        """In the loop: take the log-probabilities of a prompt."""
+        self.prompt_logprobs[index] = logprobs
 
     def deliver(self, index: int, output: RequestOutput) -> None:
         """In the loop: take the newest output of a prompt."""

@@ -3,13 +3,14 @@
 import time
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from typing import Any
 
 from fastapi import Request
 from fastapi.responses import JSONResponse, Response
 
-from colossal._src.inference.requests import RequestOutput
+from colossal._src.inference.online.prompt_logprobs import PromptLogprobs
+from colossal._src.inference.requests import RequestOutput, TokenLogprob
 from colossal._src.inference.sampling_params import SamplingParams
 from colossal._src.inference.server.clients import EventStream, until_gone
 from colossal._src.inference.server.deltas import Delta, DeltaReader
@@ -29,6 +30,8 @@ class AnswerForm(ABC):
 
     def __init__(self, service: Service) -> None:
         self.service = service
+        self.rates_prompts = False
+        self.prompt_logprobs: Sequence[PromptLogprobs] = ()
 
     @abstractmethod
     async def whole_choice(self, delta: Delta) -> dict[str, Any]:
@@ -38,10 +41,10 @@ class AnswerForm(ABC):
     async def chunk_choice(self, delta: Delta) -> dict[str, Any]:
         """Write what is new in a choice."""
 
-    async def token_texts(self, delta: Delta) -> dict[int, TokenText]:
+    async def token_texts(self, logprobs: Iterable[TokenLogprob]) -> dict[int, TokenText]:
         """The texts of all tokens that have log-probabilities."""
         return await self.service.texts.token_texts(
-            token for entry in delta.logprobs for token in (entry.token_id, *entry.top)
+            token for entry in logprobs for token in (entry.token_id, *entry.top)
         )
 
 
@@ -53,7 +56,8 @@ async def answer(
     params: SamplingParams,
 ) -> Response:
     """Generate for a request as long as its client is there."""
-    submission = form.service.submit(prompts, params, body.timeout_seconds)
+    submission = form.service.submit(prompts, params, body.timeout_seconds, rates_prompts=form.rates_prompts)
+    form.prompt_logprobs = submission.prompt_logprobs
     head = {"id": f"{form.id_prefix}-{uuid.uuid4().hex}", "created": int(time.time())}
     head["model"] = form.service.settings.model_name
     try:

@@ -40,7 +40,7 @@ class ChatForm(AnswerForm):
     async def _logprobs(self, delta: Delta) -> dict[str, Any] | None:
         if not delta.logprobs:
             return None
-        texts = await self.token_texts(delta)
+        texts = await self.token_texts(delta.logprobs)
         content = [
             _token(texts, entry.token_id, entry.logprob)
             | {"top_logprobs": [_token(texts, token, value) for token, value in entry.top.items()]}

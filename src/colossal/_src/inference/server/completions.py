@@ -19,10 +19,16 @@ class CompletionForm(AnswerForm):
 
     id_prefix, whole_object, chunk_object = "cmpl", "text_completion", "text_completion"
 
-    def __init__(self, service: Service, echoes: Sequence[str], n: int) -> None:
+    def __init__(self, service: Service, body: CompletionBody, prompts: Sequence[Sequence[int]]) -> None:
         super().__init__(service)
-        self._echoes = echoes
-        self._n = n
+        self._prompts = prompts
+        self._echoes: Sequence[str] = ()
+        self._n = body.n or 1
+        self.rates_prompts = bool(body.echo) and body.logprobs is not None
+
+    async def echo(self, prompts: Sequence[str | Sequence[int]]) -> None:
+        """Let choices begin with their prompts."""
+        self._echoes = await self.service.texts.decode(prompts)
 
     async def whole_choice(self, delta: Delta) -> dict[str, Any]:
         """Write a choice that is finished."""
@@ -30,23 +36,30 @@ class CompletionForm(AnswerForm):
 
     async def chunk_choice(self, delta: Delta) -> dict[str, Any]:
         """Write what is new in a choice."""
-        echo = self._echoes[delta.index // self._n] if self._echoes and delta.is_first else ""
-        logprobs = await self._logprobs(delta) if delta.logprobs else None
+        number = delta.index // self._n
+        echo = self._echoes[number] if self._echoes and delta.is_first else ""
+        prompt = self._prompts[number] if self.rates_prompts and delta.is_first else ()
         return {
             "index": delta.index,
             "text": echo + delta.text,
-            "logprobs": logprobs,
+            "logprobs": await self._logprobs(delta, number, prompt) if delta.logprobs else None,
             "finish_reason": delta.finish_reason,
         }
 
-    async def _logprobs(self, delta: Delta) -> dict[str, Any]:
-        texts = {token: each.text for token, each in (await self.token_texts(delta)).items()}
-        tokens = [texts[entry.token_id] for entry in delta.logprobs]
+    async def _logprobs(self, delta: Delta, number: int, prompt: Sequence[int]) -> dict[str, Any]:
+        """Write log-probabilities, behind those of the tokens of the prompt that is echoed with them."""
+        entries = [*(self.prompt_logprobs[number] if prompt else ()), *delta.logprobs]
+        ids = [*prompt, *(entry.token_id for entry in delta.logprobs)]
+        found = await self.token_texts(entry for entry in entries if entry is not None)
+        found |= await self.service.texts.token_texts(ids)
+        texts = {token: each.text for token, each in found.items()}
+        tokens = [texts[token] for token in ids]
+        start = delta.offset + (len(self._echoes[number]) if self._echoes and not prompt else 0)
         return {
             "tokens": tokens,
-            "token_logprobs": [entry.logprob for entry in delta.logprobs],
-            "top_logprobs": [{texts[token]: value for token, value in entry.top.items()} for entry in delta.logprobs],
-            "text_offset": [delta.offset + sum(map(len, tokens[:index])) for index in range(len(tokens))],
+            "token_logprobs": [entry and entry.logprob for entry in entries],
+            "top_logprobs": [entry and {texts[each]: value for each, value in entry.top.items()} for entry in entries],
+            "text_offset": [start + sum(map(len, tokens[:index])) for index in range(len(tokens))],
         }
 
 
@@ -63,7 +76,9 @@ def completions_router(service: Service) -> APIRouter:
         prompts = await service.texts.encode(body.prompts)
         params = body.params(max_tokens=max_tokens, logprobs=body.logprobs)
         service.check(prompts, params, prompt_field="prompt")
-        echoes = await service.texts.decode(body.prompts) if body.echo else []
-        return await answer(request, CompletionForm(service, echoes, params.n), body, prompts, params)
+        form = CompletionForm(service, body, prompts)
+        if body.echo:
+            await form.echo(body.prompts)
+        return await answer(request, form, body, prompts, params)
 
     return router

@@ -89,13 +89,6 @@ class CompletionBody(GenerationBody):
     best_of: Any = None
     suffix: Any = None
 
-    @field_validator("logprobs")
-    @classmethod
-    def _refuse_echoed(cls, value: int | None, info: Any) -> int | None:
-        if value is not None and info.data.get("echo"):
-            raise ValueError("is not supported together with echo, since prompts have no log-probabilities")
-        return value
-
     @property
     def prompts(self) -> list[str | list[int]]:
         """One prompt or many, as a list."""

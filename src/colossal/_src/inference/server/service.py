@@ -49,11 +49,17 @@ class Service:
             raise ApiError(400, message, param="n" if params.n > 1 else prompt_field)
 
     def submit(
-        self, prompts: Sequence[Sequence[int]], params: SamplingParams, timeout_seconds: float | None = None
+        self,
+        prompts: Sequence[Sequence[int]],
+        params: SamplingParams,
+        timeout_seconds: float | None = None,
+        *,
+        rates_prompts: bool = False,
     ) -> Submission:
         """Let prompts wait, not longer than the server allows."""
         most = self.settings.timeout_seconds
-        return self.thread.submit(prompts, params, timeout_seconds=min(timeout_seconds or most, most))
+        seconds = min(timeout_seconds or most, most)
+        return self.thread.submit(prompts, params, rates_prompts=rates_prompts, timeout_seconds=seconds)
 
 
 @contextmanager
