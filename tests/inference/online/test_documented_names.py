@@ -154,6 +154,25 @@ def test_a_launched_engine_refuses_when_its_queue_is_full() -> None:
     asyncio.run(work())
 
 
+def test_a_query_for_which_nobody_waits_is_ended() -> None:
+    async def work() -> None:
+        launched = launch_engine(1, 1, "localhost", 0, 0, build_engine, max_batch_size=1)
+        try:
+            for uid in ("a", "b", "c"):
+                launched.submit(uid, QUERIES["a"] | {"max_tokens": 64})
+            waiting = [asyncio.create_task(launched.wait(uid)) for uid in ("a", "b")]
+            await asyncio.sleep(0)
+            for task in waiting:
+                task.cancel()
+            assert len(await launched.wait("c")) <= 3 + 64
+            assert launched.engine.statistics.num_generated_tokens < 2 * 64
+            assert launched.engine.statistics.num_used_pages == 0
+        finally:
+            launched.shutdown()
+
+    asyncio.run(work())
+
+
 def test_launching_takes_a_model_and_one_rank() -> None:
     launch_engine(1, 1, "localhost", 0, 0, build_model).shutdown()
     with pytest.raises(UnsupportedError, match="tp_size=2"):

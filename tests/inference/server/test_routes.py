@@ -152,6 +152,16 @@ def test_a_tokenizer_without_a_template_refuses_chats() -> None:
         assert "chat template" in error_of(post(app, CHATS, messages=CHAT), 400)["message"]
 
 
+def test_a_model_without_a_tokenizer_takes_and_counts_tokens(engine) -> None:
+    with serving(InferenceEngine(engine.model, None, engine.config)) as (_, app):
+        found = post(app, COMPLETIONS, prompt=[5, 6], max_tokens=4, logprobs=0, **GREEDY).json()
+        assert all(token.startswith("token_id:") for token in found["choices"][0]["logprobs"]["tokens"])
+        assert (found["choices"][0]["text"], found["usage"]["completion_tokens"]) == ("", 4)
+        for body in ({"prompt": "x"}, {"prompt": [5], "stop": "x"}, {"prompt": [5], "echo": True}):
+            assert "tokenizer" in error_of(post(app, COMPLETIONS, **body), 400)["message"]
+        assert "tokenizer" in error_of(post(app, CHATS, messages=CHAT), 400)["message"]
+
+
 # ------------------------------------------------------------------------------------------ malformed bodies
 
 

@@ -52,7 +52,7 @@ class LaunchedEngine:
         self._queue_size = queue_size
         self._answers: dict[Hashable, asyncio.Future[Tensor]] = {}
         self._waiting: deque[SubmitEntry] = deque()
-        self._running: set[asyncio.Task[None]] = set()
+        self._running: dict[asyncio.Task[None], tuple[Hashable, ...]] = {}  # with the queries of the batch
 
     def submit(self, uid: Hashable, data: Mapping[str, Any]) -> None:
         """Let a query wait; in a coroutine.
@@ -91,6 +91,9 @@ class LaunchedEngine:
             raise ConfigError(f"An answer is waited for once, after submit. Found no query {uid!r}. Submit it first.")
         try:
             return await self._answers[uid]
+        except asyncio.CancelledError:
+            self._cancel(uid)
+            raise
         finally:
             self._answers.pop(uid, None)
 
@@ -105,11 +108,18 @@ class LaunchedEngine:
             manager = self._batch_manager or BatchManagerForGeneration()
             task, keywords = manager.make_batch(self._waiting)
             running = asyncio.get_running_loop().create_task(self._run(manager, task, keywords))
-            self._running.add(running)
+            self._running[running] = task.uids
             running.add_done_callback(self._finish)
 
+    def _cancel(self, uid: Hashable) -> None:
+        """End a query for which nobody waits, unless others are generated in its batch."""
+        self._waiting = deque(entry for entry in self._waiting if entry.uid != uid)
+        for running, uids in self._running.items():
+            if uids == (uid,):
+                running.cancel()
+
     def _finish(self, running: asyncio.Task[None]) -> None:
-        self._running.discard(running)
+        del self._running[running]
         self._start_next()
 
     async def _run(self, manager: BatchManagerForGeneration, task: TaskEntry, keywords: dict[str, Any]) -> None:

@@ -43,7 +43,8 @@ def load_opt(model_class: str | Callable[[], Any] | None, checkpoint: Path | Non
         return checkpoint
     from transformers import OPTForCausalLM
 
-    model: Any = OPTForCausalLM(_config(model_class)).to(torch.float16 if half else torch.float32)
+    model: Any = OPTForCausalLM(_config(model_class))
+    model = model.half() if half else model.float()
     if checkpoint is None:
         get_dist_logger().warning("The configuration file names no checkpoint: the model has random weights")
     else:

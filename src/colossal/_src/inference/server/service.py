@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 from colossal._src.inference.engine import InferenceEngine
 from colossal._src.inference.online import EngineThread
@@ -34,7 +35,8 @@ class Service:
         if longest > engine.config.max_input_len:
             message = f"A prompt has at most {engine.config.max_input_len} tokens here. Found {longest}. Shorten it."
             raise ApiError(400, message, param=prompt_field, code="context_length_exceeded")
-        num_tokens = engine.model.get_input_embeddings().num_embeddings
+        model: Any = engine.model
+        num_tokens = model.get_input_embeddings().num_embeddings
         highest = max(max(prompt, default=0) for prompt in prompts)
         if highest >= num_tokens:
             message = f"Tokens of this model are integers below {num_tokens}. Found {highest}. Use its tokenizer."

@@ -47,9 +47,11 @@ class Texts:
         """The text of each token alone."""
 
         def text_of(token: int) -> TokenText:
-            text = self._need().decode([token])
+            if self._tokenizer is None:
+                return TokenText(f"token_id:{token}", None)
+            text = self._tokenizer.decode([token])
             if _REPLACEMENT in text:  # a part of a character
-                return TokenText(self._need().convert_ids_to_tokens(token), None)
+                return TokenText(self._tokenizer.convert_ids_to_tokens(token), None)
             return TokenText(text, list(text.encode()))
 
         return await self._run(lambda: {token: text_of(token) for token in set(tokens)})
