@@ -69,6 +69,15 @@ def test_a_missing_package_is_named_with_the_extra_that_brings_it(package, tmp_p
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.parametrize("package", ["fastapi", "uvicorn", "prometheus_client"])
+def test_serving_names_the_extra_that_brings_a_missing_package(package, tmp_path) -> None:
+    (tmp_path / f"{package}.py").write_text(f"raise ModuleNotFoundError('no', name={package!r})", encoding="utf-8")
+    done = run("serve", str(tmp_path), path=tmp_path)
+    assert done.returncode == 1
+    assert f"Found no {package}. In the clone, run: pip install -e '.[serve]'" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 def test_another_missing_module_is_not_blamed_on_the_extra(tmp_path) -> None:
     (tmp_path / "click.py").write_text("import no_such_module", encoding="utf-8")
     done = run("--help", path=tmp_path)

@@ -73,6 +73,7 @@ UNPLACED: Mapping[tuple[str, str], str] = {
         "torch.zeros(native.shape, dtype=native.dtype)",
     ): "moves with the model that it stands in",
     ("pipeline/p2p.py", "torch.tensor(numbers + "): "a header, which its sender moves",
+    ("inference/online/batch_manager.py", "torch.tensor("): "tokens that wait, as tokenizers return them",
 }
 """Lines that may leave the device to torch, and why."""
 

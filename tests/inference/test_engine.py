@@ -67,6 +67,12 @@ def test_equal_to_generate(name: str, options: dict[str, Any]) -> None:
     check_equal(name, **options)
 
 
+def test_a_prompt_of_one_token_continues_nothing_of_the_sequence_before_it(llama) -> None:
+    prompts = [[9, 8, 7], [6], [5]]
+    engine = make_engine(llama)
+    assert [tokens_of(engine.generate([prompt], greedy(8)))[0] for prompt in prompts] == generate(llama, prompts, 8)
+
+
 def test_requests_that_come_and_go(llama) -> None:
     prompts, numbers = make_prompts(), random.Random(0)  # noqa: S311
     expected = generate(llama, prompts, 12)

@@ -18,6 +18,7 @@ KINDS = {
     "Memory": (TUTORIAL, HOW_TO),
     "Model parallelism": (TUTORIAL, HOW_TO),
     "Operations": (TUTORIAL, HOW_TO),
+    "After training": (TUTORIAL, HOW_TO),
     "Concepts": (CONCEPT,),
     "Internals": (INTERNALS,),
     "Older API": (TUTORIAL, HOW_TO),

@@ -1,4 +1,4 @@
-"""The command line: ``colossal check``, ``colossal run``, ``colossal benchmark`` and ``colossal estimate``.
+"""The command line: ``colossal check``, ``run``, ``benchmark``, ``estimate`` and ``serve``.
 
 Nothing heavy is imported before a command needs it, so that ``colossal --help`` answers at once.
 """

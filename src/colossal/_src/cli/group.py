@@ -26,6 +26,7 @@ COMMANDS: Mapping[str, Subcommand] = {
     "check": Subcommand("colossal._src.cli.check", "Check whether this machine can train, and show what is missing."),
     "estimate": Subcommand("colossal._src.cli.estimate", "Show what each rank of a training step would hold and send."),
     "run": Subcommand("colossal._src.cli.run", "Start a training program on one node or many."),
+    "serve": Subcommand("colossal._src.cli.serve", "Answer requests over HTTP with a language model."),
 }
 
 
@@ -52,4 +53,4 @@ class LazyGroup(click.Group):
 @click.group(cls=LazyGroup, context_settings=SETTINGS)
 @click.version_option(VERSION, message="%(prog)s %(version)s")
 def colossal() -> None:
-    """Train PyTorch models on one process or many."""
+    """Train PyTorch models on one process or many, and serve them."""

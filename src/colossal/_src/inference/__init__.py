@@ -2,15 +2,33 @@
 
 from colossal._src.inference.config import InferenceConfig
 from colossal._src.inference.engine import EngineStatistics, InferenceEngine
+from colossal._src.inference.online import (
+    BatchManagerForGeneration,
+    LaunchedEngine,
+    ListCache,
+    MissCacheError,
+    QueueFullError,
+    SubmitEntry,
+    TaskEntry,
+    launch_engine,
+)
 from colossal._src.inference.requests import CompletionOutput, RequestOutput, TokenLogprob
 from colossal._src.inference.sampling_params import SamplingParams
 
 __all__ = [
+    "BatchManagerForGeneration",
     "CompletionOutput",
     "EngineStatistics",
     "InferenceConfig",
     "InferenceEngine",
+    "LaunchedEngine",
+    "ListCache",
+    "MissCacheError",
+    "QueueFullError",
     "RequestOutput",
     "SamplingParams",
+    "SubmitEntry",
+    "TaskEntry",
     "TokenLogprob",
+    "launch_engine",
 ]

@@ -119,7 +119,7 @@ class ModelRunner:
         is_new = is_token[:, kv_length - query_length :] & (new >= starts[:, None])
         has_padding = not is_new.all()
         tables = [chunk.sequence.table for chunk in batch]
-        is_kept = query_length == 1 and not self._batch_invariant
+        is_kept = query_length == 1 and not self._batch_invariant and bool(starts.any())  # else nothing is read
         continues = is_kept and self._continues(tables, starts)
         read = np.pad(slots, ((0, 0), (0, _SPARE_COLUMNS)), constant_values=NULL_PAGE) if is_kept else slots
         self._cache.begin(

@@ -1,0 +1,63 @@
+"""The command ``colossal serve``."""
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import click
+
+from colossal._src.cli.common import SETTINGS
+
+_COUNT = click.IntRange(min=1)
+_SECONDS = click.FloatRange(min=0, min_open=True)
+_NEEDED = ("fastapi", "uvicorn", "prometheus_client", "transformers", "pydantic", "starlette")
+
+
+@click.command("serve", context_settings=SETTINGS)
+@click.argument("source", metavar="DIR_OR_CONFIG", type=click.Path(exists=True, path_type=Path))
+@click.option("--host", help="Where it listens; 127.0.0.1, or what the configuration file says.")
+@click.option("--port", type=click.IntRange(0, 65535), help="8020, or what the configuration file says.")
+@click.option("--model_name", help="What clients call the model; the name of its directory.")
+@click.option("--tokenizer", type=click.Path(exists=True, path_type=Path), help="Its directory; that of the model.")
+@click.option("--tp", "tp_size", type=_COUNT, help="Ranks that shard the model.")
+@click.option("--max_batch_size", type=_COUNT, help="Sequences that are computed together; 16.")
+@click.option("--max_input_len", type=_COUNT, help="Tokens of a prompt; what the positions leave, at most 1024.")
+@click.option("--max_output_len", type=_COUNT, help="Tokens of an output; 256, or half of the positions.")
+@click.option("--num_blocks", type=_COUNT, help="Pages of 16 tokens; as many as the longest sequences need.")
+@click.option("--queue_size", type=click.IntRange(min=0), help="Outputs that wait; 256. Others are answered by 429.")
+@click.option("--timeout", "timeout_seconds", type=_SECONDS, help="Seconds that a request may take; 600.")
+@click.option("--grace", "grace_seconds", type=_SECONDS, help="Seconds for running requests after SIGTERM; 60.")
+@click.option("--max_body", "max_body_bytes", type=_COUNT, help="Bytes of a request; 1048576.")
+def command(source: Path, **chosen: Any) -> None:
+    """Answer requests over HTTP with a language model.
+
+    DIR_OR_CONFIG is a directory of Hugging Face with a model and its tokenizer, or the Python configuration file of an
+    OPT service. Routes are those of OpenAI, /v1/completions, /v1/chat/completions and /v1/models; /generation; /health
+    and /metrics; and /docs, which describes them all.
+
+    After SIGTERM running requests are finished, and others answered by 503. It ends with 1 if a step of the model has
+    failed.
+    """
+    from colossal.errors import ColossalError
+
+    try:
+        from colossal._src.inference.server import ServerSettings, load_engine, read_config_file, run_server
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] not in _NEEDED:
+            raise
+        message = (
+            "Serving needs fastapi, uvicorn, prometheus-client and transformers, which the extra `serve` brings. "
+            f"Found no {error.name}. In the clone, run: pip install -e '.[serve]'"
+        )
+        raise click.ClickException(message) from error
+    try:
+        if source.is_dir():
+            settings = ServerSettings(model=source, model_name=source.resolve().name)
+        else:
+            settings = read_config_file(source)
+        settings = replace(settings, **{name: value for name, value in chosen.items() if value is not None})
+        engine = load_engine(settings)
+    except ColossalError as error:
+        raise click.ClickException(str(error)) from error
+    sys.exit(0 if run_server(engine, settings) else 1)
