@@ -263,12 +263,15 @@ def test_only_labels_of_which_none_counts_are_lacking() -> None:
     nothing = torch.full((2, 3), -100)
     some, first = nothing.clone(), nothing.clone()
     some[1, 2], first[:, 0] = 5, 5
-    assert lacks_labels({"input_ids": torch.ones(2, 3, dtype=torch.long), "labels": nothing})
-    assert lacks_labels((torch.ones(2, 3), nothing[:, 0]))
-    assert lacks_labels([first])
-    assert not lacks_labels([some])
-    assert not lacks_labels({"x": nothing.float(), "names": ["a"], "step": torch.tensor(-100)})
-    assert not lacks_labels([nothing.to("meta")])  # what a device holds is not read
+    ids = torch.ones(2, 3, dtype=torch.long)
+    assert lacks_labels({"input_ids": ids, "labels": nothing}, 1) == [True]
+    assert lacks_labels((torch.ones(2, 3), nothing[:, 0]), 2) == [True, True]
+    assert lacks_labels([first], 1) == [True]
+    assert lacks_labels([some], 1) == [False]
+    assert lacks_labels({"input_ids": ids, "labels": some}, 2) == [True, False]
+    assert lacks_labels({"x": nothing.float(), "names": ["a"], "step": torch.tensor(-100)}, 1) == [False]
+    assert lacks_labels([nothing.to("meta")], 1) == [False]  # what a device holds is not read
+    assert lacks_labels([nothing[:0]], 1) == [True]
 
 
 def test_a_loss_that_is_no_mean_over_labels_needs_none() -> None:

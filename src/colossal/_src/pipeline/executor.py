@@ -162,7 +162,7 @@ class PipelineExecutor:
             on_host = next(data_iter)
             batches = split_batch(self._to_device(on_host), self._microbatching)
             if trains or len(batches) > 1:
-                lacking = any(map(lacks_labels, split_batch(on_host, self._microbatching)))
+                lacking = any(lacks_labels(on_host, len(batches)))
             descriptions = [TensorMeta.of(tensor) for tensor in tensors_in(batches[0])]
             text = repr((len(batches), trains, descriptions)).encode()
             # 7 bytes, so that it fits into a signed 64-bit integer; 0 stays for ranks without a batch.

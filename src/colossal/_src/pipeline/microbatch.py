@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
-from typing import Any, final
+from typing import Any, cast, final
 
 import torch
 
@@ -60,9 +60,10 @@ def merge_outputs(parts: Sequence[Any]) -> Any:
     return map_tensors(parts[0], lambda _: next(joined))
 
 
-def lacks_labels(batch: Any) -> bool:
-    """Whether none of the labels of a batch counts."""
-    return any(map(_has_no_label, tensors_in(batch)))
+def lacks_labels(batch: Any, number: int) -> list[bool]:
+    """Tell of each of a number of micro-batches whether none of its labels counts: one read, however many."""
+    found = [_is_ignored(tensor, number) for tensor in tensors_in(batch) if _may_be_labels(tensor)]
+    return cast("list[bool]", torch.stack(found).any(0).tolist()) if found else [False] * number
 
 
 def refuse_loss_without_labels(loss: torch.Tensor) -> None:
@@ -100,12 +101,15 @@ def map_tensors(tree: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> An
     return tree
 
 
-def _has_no_label(tensor: torch.Tensor) -> bool:
+def _may_be_labels(tensor: torch.Tensor) -> bool:
     # Those on a device are not read, as the host would wait for it; a loader has them on the host.
-    if tensor.device.type != "cpu" or tensor.is_floating_point() or not tensor.dim():
-        return False
-    predicted = tensor[:, 1:] if tensor.dim() > 1 else tensor  # nothing predicts the first of a causal model
-    return bool((predicted == _IGNORED_LABEL).all())
+    return tensor.device.type == "cpu" and not tensor.is_floating_point() and bool(tensor.dim())
+
+
+def _is_ignored(labels: torch.Tensor, number: int) -> torch.Tensor:
+    """Of shape (number,)."""
+    predicted = labels[:, 1:] if labels.dim() > 1 else labels  # nothing predicts the first of a causal model
+    return (predicted == _IGNORED_LABEL).unflatten(0, (number, len(labels) // number)).flatten(1).all(1)
 
 
 def _children(tree: Any) -> Sequence[Any]:

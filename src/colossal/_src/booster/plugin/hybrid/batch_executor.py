@@ -47,10 +47,11 @@ class BatchExecutor:
         optimizer = optimizer if torch.is_grad_enabled() else None
         on_host = next(data_iter)
         batch = map_tensors(on_host, lambda tensor: tensor.to(self._device, non_blocking=True))
-        parts, parts_on_host = self._split(batch), self._split(on_host)
+        parts = [batch] if self._microbatching is None else split_batch(batch, self._microbatching)
+        is_mean = optimizer is not None or len(parts) > 1
+        lacking = lacks_labels(on_host, len(parts)) if is_mean else [False] * len(parts)
         losses, left = list[torch.Tensor](), list[Any]()
-        for number, (part, part_on_host) in enumerate(zip(parts, parts_on_host, strict=True), start=1):
-            checks_loss = (optimizer is not None or len(parts) > 1) and lacks_labels(part_on_host)
+        for number, (part, checks_loss) in enumerate(zip(parts, lacking, strict=True), start=1):
             # gradients of all micro-batches are reduced once, with those of the last
             with nullcontext() if number == len(parts) else self._no_sync():
                 run_criterion = criterion if optimizer or return_loss else None
@@ -63,9 +64,6 @@ class BatchExecutor:
             "loss": sum(losses[1:], losses[0]) if return_loss else None,
             "outputs": (left[0] if len(left) == 1 else merge_outputs(left)) if return_outputs else None,
         }
-
-    def _split(self, batch: Any) -> list[Any]:
-        return [batch] if self._microbatching is None else split_batch(batch, self._microbatching)
 
     def _run(
         self,

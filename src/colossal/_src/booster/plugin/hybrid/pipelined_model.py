@@ -115,6 +115,7 @@ class GradientAverager:
     def __init__(self, stages: Sequence[Stage], mesh: ParallelMesh, config: DDPConfig) -> None:
         self._parameters = list(dict.fromkeys(each for stage in stages for each in stage.parameters()))
         self._replicas = {each: replicas_of(each, mesh) for each in self._parameters}
+        self._shared = [each for each in dict.fromkeys(self._replicas.values()) if each.has_others]
         self._trained: dict[nn.Parameter, None] = {}
         self._config, self._enabled = config, True
 
@@ -132,13 +133,12 @@ class GradientAverager:
 
         Communication: all_reduce, dp, the gradients' bytes, and 4 bytes for each parameter.
         """
-        if not self._enabled:
+        if not self._enabled or not self._shared:
             return
         # what was frozen since may have a gradient, and what was thawed since has one
         self._trained |= dict.fromkeys(each for each in self._parameters if each.requires_grad)
-        for replicas in dict.fromkeys(self._replicas.values()):
-            if replicas.has_others:
-                self._average([each for each in self._trained if self._replicas[each] == replicas], replicas)
+        for replicas in self._shared:
+            self._average([each for each in self._trained if self._replicas[each] == replicas], replicas)
 
     def _average(self, trained: Sequence[nn.Parameter], replicas: Replicas) -> None:
         channel = replicas.channel()
