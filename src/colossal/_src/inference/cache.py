@@ -7,11 +7,13 @@ that give attention masks and positions no thought beyond the padding mask.
 """
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
 
+from colossal._src.inference.attention_in_pages import InPages, PagedBatch
 from colossal.errors import UnsupportedError
 
 
@@ -23,7 +25,7 @@ class BatchLayout:
     `read` has those of all tokens, (rows, kv_length), in place of padding one that holds zeros, for which a model may
     compute values that are not finite; it is None if all are new and there is no padding. If it `is_kept` it has more
     columns, for the next tokens, and if it `continues` it is that of the last batch, which has the same rows and is a
-    token shorter.
+    token shorter. With `in_pages`, attention reads the pages itself.
     """
 
     query_length: int
@@ -33,6 +35,7 @@ class BatchLayout:
     read: torch.Tensor | None
     is_kept: bool = False
     continues: bool = False
+    in_pages: PagedBatch | None = None
 
 
 class PagedStates:
@@ -46,11 +49,21 @@ class PagedStates:
         self._pages = states.new_zeros(num_slots, states.shape[1] * states.shape[3])
         self._kept: torch.Tensor | None = None
 
-    def update(self, states: torch.Tensor, layout: BatchLayout, num_columns: int) -> torch.Tensor:
-        """Write new states, (rows, heads, query_length, head_dim), and return the last columns of all tokens."""
+    def write(self, states: torch.Tensor, layout: BatchLayout) -> torch.Tensor:
+        """Write new states, (rows, heads, query_length, head_dim), and return them as they are in pages."""
         rows, heads, length, head_dim = states.shape
         tokens = states.transpose(1, 2).reshape(rows * length, heads * head_dim)
         self._pages.index_copy_(0, layout.write, tokens if layout.written is None else tokens[layout.written])
+        return tokens
+
+    def view(self, states: torch.Tensor) -> torch.Tensor:
+        """Return the pages, (slots, heads, head_dim), of states such as these."""
+        return self._pages.view(-1, states.shape[1], states.shape[3])
+
+    def update(self, states: torch.Tensor, layout: BatchLayout, num_columns: int) -> torch.Tensor:
+        """Write new states, and return the last columns of all tokens."""
+        _, heads, _, head_dim = states.shape
+        tokens = self.write(states, layout)
         if layout.read is None:
             return states
         if layout.continues and self._kept is not None:
@@ -60,8 +73,14 @@ class PagedStates:
             self._kept = self._read(layout.read)
             found = self._kept[:, layout.kv_length - num_columns : layout.kv_length]
         else:
-            found = self._read(layout.read[:, layout.kv_length - num_columns :])
+            return self.gather(states, layout, num_columns)
         return found.unflatten(-1, (heads, head_dim)).transpose(1, 2)
+
+    def gather(self, states: torch.Tensor, layout: BatchLayout, num_columns: int) -> torch.Tensor:
+        """Return the last columns of all tokens, of heads such as these states have."""
+        assert layout.read is not None
+        found = self._read(layout.read[:, layout.kv_length - num_columns :])
+        return found.unflatten(-1, (states.shape[1], states.shape[3])).transpose(1, 2)
 
     def _read(self, slots: torch.Tensor) -> torch.Tensor:
         return self._pages.index_select(0, slots.flatten()).view(*slots.shape, -1)
@@ -75,6 +94,8 @@ class PagedLayer(CacheLayerMixin):
     def __init__(self, num_slots: int, window: int | None) -> None:
         super().__init__()
         self.is_sliding = window is not None
+        self.has_gathered = False
+        """Whether the model wanted tokens that attention in pages would not have needed."""
         self._num_slots = num_slots
         self._window = window
         self._layout: BatchLayout
@@ -97,9 +118,19 @@ class PagedLayer(CacheLayerMixin):
             self.lazy_initialization(key_states, value_states)
         num_columns, _ = self.get_mask_sizes(key_states.shape[2])
         keys, values = self._states
+        if self._layout.in_pages is not None:
+            return self._in_pages(keys, key_states, num_columns), self._in_pages(values, value_states, num_columns)
         return keys.update(key_states, self._layout, num_columns), values.update(
             value_states, self._layout, num_columns
         )
+
+    def _in_pages(self, states: PagedStates, new: torch.Tensor, num_columns: int) -> torch.Tensor:
+        states.write(new, self._layout)
+        return InPages.of(new, states.view(new), self._window, partial(self._gather, states, new, num_columns))
+
+    def _gather(self, states: PagedStates, new: torch.Tensor, num_columns: int) -> torch.Tensor:
+        self.has_gathered = True
+        return states.gather(new, self._layout, num_columns)
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         """How many columns `update` returns, and which is the first of them."""
@@ -122,6 +153,11 @@ class PagedCache(Cache):
 
     def __init__(self, config: Any, num_slots: int) -> None:
         super().__init__(layers=[PagedLayer(num_slots, window) for window in _windows_of(config)])
+
+    @property
+    def has_gathered(self) -> bool:
+        """Whether the model does something else with keys and values than attention in pages does."""
+        return any(layer.has_gathered for layer in self.layers)  # pyright: ignore[reportAttributeAccessIssue] (as below)
 
     def begin(self, layout: BatchLayout) -> None:
         """Take the batch that the next forward is about."""

@@ -17,10 +17,12 @@ import numpy as np
 import torch
 from torch import nn
 
+from colossal._src.inference.attention_in_pages import PagedBatch, attention_in_pages, configs_to_replace
 from colossal._src.inference.cache import BatchLayout, PagedCache
 from colossal._src.inference.pages import NULL_PAGE
 from colossal._src.inference.requests import Sequence
 from colossal._src.inference.scheduler import Chunk, StepPlan
+from colossal._src.kernel.paged_attention import PagedTokens
 
 _MOST_PADDING = 2
 """How many times as long as a row the longest row of its batch may be."""
@@ -63,6 +65,8 @@ class ModelRunner:
         self._rows = [Row() for _ in range(num_rows)]
         self._tokens = np.zeros((num_rows, length), dtype=np.int64)
         self._slots = np.zeros((num_rows, length), dtype=np.int64)
+        # one token is attended to in pages in another order than in a batch of several
+        self._configs = [] if batch_invariant else configs_to_replace(model, self._device)
 
     def run(self, plan: StepPlan) -> dict[Sequence, torch.Tensor]:
         """Compute the chunks, and return logits of those sequences whose next token they decide, each (vocabulary,)."""
@@ -119,7 +123,9 @@ class ModelRunner:
         is_new = is_token[:, kv_length - query_length :] & (new >= starts[:, None])
         has_padding = not is_new.all()
         tables = [chunk.sequence.table for chunk in batch]
-        is_kept = query_length == 1 and not self._batch_invariant and bool(starts.any())  # else nothing is read
+        is_single = query_length == 1 and not self._batch_invariant and bool(starts.any())  # else nothing is read
+        in_pages = self._in_pages(rows, ends) if is_single and not self._cache.has_gathered else None
+        is_kept = is_single and in_pages is None
         continues = is_kept and self._continues(tables, starts)
         read = np.pad(slots, ((0, 0), (0, _SPARE_COLUMNS)), constant_values=NULL_PAGE) if is_kept else slots
         self._cache.begin(
@@ -131,6 +137,7 @@ class ModelRunner:
                 read=self._tensor(read) if starts.any() or has_padding else None,
                 is_kept=is_kept,
                 continues=continues,
+                in_pages=in_pages,
             )
         )
         arguments: dict[str, Any] = {
@@ -144,12 +151,18 @@ class ModelRunner:
             arguments["position_ids"] = self._tensor(new)
         if is_kept:
             self._last_tables = []  # what an exception leaves half written is not continued
-        with torch.no_grad():
+        with torch.no_grad(), attention_in_pages(self._configs, in_pages):
             logits = self._model(**arguments).logits[:, -1]
         if is_kept:
             self._last_tables, self._last_ends = tables, ends
             self._spare_columns = self._spare_columns - 1 if continues else _SPARE_COLUMNS
         return logits
+
+    def _in_pages(self, rows: np.ndarray[Any, Any], ends: np.ndarray[Any, Any]) -> PagedBatch | None:
+        if not self._configs:
+            return None
+        tokens = PagedTokens(torch.from_numpy(self._slots), torch.from_numpy(rows), torch.from_numpy(ends))
+        return PagedBatch(tokens, int(ends.max()))
 
     def _continues(self, tables: list[list[int]], starts: np.ndarray[Any, Any]) -> bool:
         """Whether a batch has the rows of the last one that computed one token a row, with this token behind them."""
