@@ -10,12 +10,13 @@ from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Self
 
-from colossal._src.inference.engine import EngineStatistics, InferenceEngine
+from colossal._src.inference.engine import InferenceEngine
 from colossal._src.inference.online.prompt_logprobs import rate_prompt
 from colossal._src.inference.online.refusals import DeadlineError, QueueFullError, UnavailableError
 from colossal._src.inference.online.submission import Submission
 from colossal._src.inference.requests import RequestOutput
 from colossal._src.inference.sampling_params import SamplingParams
+from colossal._src.inference.statistics import EngineStatistics
 from colossal.logging import get_dist_logger
 
 Prompt = str | Sequence[int]
@@ -158,7 +159,7 @@ class EngineThread:
                 self._places[request_id] = submission, index
                 if submission.rates_prompts:
                     assert not isinstance(prompt, str)
-                    rated = rate_prompt(self.engine.model, prompt, submission.params.logprobs or 0)
+                    rated = rate_prompt(self.engine, prompt, submission.params.logprobs or 0)
                     self._events[submission.loop].append(partial(submission.deliver_prompt, index, rated))
             except Exception as error:  # noqa: BLE001 (of this request only)
                 self._end(submission, error)
