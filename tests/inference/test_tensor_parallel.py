@@ -1,6 +1,7 @@
 """A model that ranks shard generates what one process does; the first rank leads, and the others compute with it."""
 
 import copy
+import time
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import torch
 from decoders import DECODERS, MORE_DECODERS, build_decoder, generate, make_prompts
 from torch import distributed as dist
 
+from colossal._src.testing.limits import scaled
 from colossal.booster import Booster
 from colossal.booster.plugin import HybridParallelPlugin
 from colossal.errors import CommunicationError, ConfigError, UnsupportedError
@@ -193,6 +195,24 @@ def test_a_record_that_is_longer_than_its_buffer_comes_in_two() -> None:
         return tokens_of(engine.generate([prompt], greedy(4)))
 
     assert run_threads(program, 2) == [generate(model, [prompt], 4)] * 2
+
+
+def generate_alone(prompts: list[list[int]]) -> str:
+    engine = build(build_decoder("llama"), 2)
+    if dist.get_rank():
+        engine.generate(prompts, greedy(2))
+        return ""  # and leaves the process group, as one that was killed does
+    engine.generate(prompts, greedy(2))
+    started_at = time.monotonic()
+    with pytest.raises(CommunicationError, match="rank 1") as caught:
+        engine.generate(prompts, greedy(2))
+    assert time.monotonic() - started_at < scaled(10)
+    return str(caught.value)
+
+
+def test_a_rank_that_is_lost_ends_requests_with_an_error() -> None:
+    first, _ = run_processes(generate_alone, 2, make_prompts())
+    assert "has left the group" in first or "has ended" in first
 
 
 # ------------------------------------------------------------------------------------------ refused

@@ -167,6 +167,16 @@ class InferenceEngine:
         return self._add(self._new_id() if request_id is None else request_id, request)
 
     @property
+    def takes_requests(self) -> bool:
+        """Whether requests are added and steps called on this rank: on the only one, or the first."""
+        return self._peers is None or self._peers.is_first
+
+    @property
+    def has_followers(self) -> bool:
+        """Whether other ranks wait for steps of this one: not much longer than the timeout of their process group."""
+        return self._peers is not None and self._peers.is_first
+
+    @property
     def has_requests(self) -> bool:
         """Whether a step has something to compute."""
         return bool(self._requests)
@@ -227,7 +237,7 @@ class InferenceEngine:
 
     def close(self) -> None:
         """Let `follow` return on the other ranks; without them there is nothing to do."""
-        if self._peers is not None and self._peers.is_first:
+        if self._peers is not None and self.has_followers:
             self._peers.send(Message.END)
 
     def abort(self, request_id: RequestId) -> RequestOutput | None:
@@ -307,7 +317,7 @@ class InferenceEngine:
     # ------------------------------------------------------------------------------------------ ranks
 
     def _check_is_first(self, name: str) -> None:
-        if self._peers is not None and not self._peers.is_first:
+        if self._peers is not None and not self.takes_requests:
             raise ConfigError(
                 f"The first of the ranks that shard a model takes requests. Found {name} on rank "
                 f"{self._peers.mesh.global_rank}. Call follow there, or generate on all of them."
@@ -325,7 +335,7 @@ class InferenceEngine:
         self._scheduler.advance(plan)
         for sequence, token in sampled.items():
             self._append(sequence, token)
-        self._num_steps += 1
+        self._num_steps += bool(plan)
         self._num_generated += len(sampled)
         return self._collect({self._owner[sequence]: None for sequence in sampled})
 

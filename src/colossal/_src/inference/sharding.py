@@ -21,7 +21,7 @@ def shard(model: nn.Module, mesh: ParallelMesh) -> "LogitGatherer":
     _check_equal(model, mesh)
     with mesh:
         ShardFormer(ShardConfig(mesh)).optimize(model)
-    materialize(model)
+    materialize(model).to(mesh.accelerator.get_current_device())
     return LogitGatherer(mesh, vocabulary)
 
 
