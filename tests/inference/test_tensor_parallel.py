@@ -136,16 +136,17 @@ def test_each_rank_reads_its_shard_of_a_directory(tmp_path) -> None:
     check_directory(tmp_path, model)
 
 
-def save_by_ranks(path: Path) -> None:
+def save_by_ranks(path: Path, use_safetensors: bool) -> None:
     plugin = HybridParallelPlugin(tp_size=2, pp_size=1, precision="fp32")
     booster = Booster(plugin=plugin)
     model, *_ = booster.boost(build_decoder("llama").float())
-    booster.save_model(model, path, shard=True)
+    booster.save_model(model, path, shard=True, use_safetensors=use_safetensors)
 
 
 @pytest.mark.slow
-def test_each_rank_reads_its_shard_of_a_checkpoint_of_a_booster(tmp_path) -> None:
-    run_processes(save_by_ranks, 2, tmp_path)
+@pytest.mark.parametrize("use_safetensors", [True, False])
+def test_each_rank_takes_its_shard_of_a_checkpoint_of_a_booster(tmp_path, use_safetensors: bool) -> None:
+    run_processes(save_by_ranks, 2, tmp_path, use_safetensors)
     check_directory(tmp_path, build_decoder("llama").float())
 
 
