@@ -181,6 +181,17 @@ def test_the_others_follow_the_first_rank() -> None:
     assert has_requests is False
 
 
+def test_each_group_of_ranks_has_an_engine_of_its_own() -> None:
+    model, prompts = build_decoder("llama"), make_prompts()
+
+    def program() -> list[list[int]]:
+        engine = build(model, 2)
+        return tokens_of(engine.generate(prompts[dist.get_rank() // 2], greedy(4)))
+
+    first, second = generate(model, prompts[:1], 4), generate(model, prompts[1:2], 4)
+    assert run_threads(program, 4) == [first, first, second, second]
+
+
 def test_a_record_that_is_longer_than_its_buffer_comes_in_two() -> None:
     model = build_decoder("llama")
     prompt = [5 + index for index in range(32)]

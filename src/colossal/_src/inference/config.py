@@ -68,8 +68,8 @@ class InferenceConfig:
         self._check("dtype", "a torch.dtype or None", self.dtype is None or isinstance(self.dtype, torch.dtype))
         if self.pp_size != 1:
             raise UnsupportedError(
-                f"The layers of a model are sharded over ranks, and all ranks have all layers. Found pp_size="
-                f"{self.pp_size}. Pass pp_size=1 and tp_size={self.tp_size * self.pp_size}."
+                "An engine has no pipeline stages: a token would wait for each of them in turn. Found "
+                f"pp_size={self.pp_size}. Pass pp_size=1 and tp_size={self.tp_size * self.pp_size}."
             )
         if self.step_tokens < self.max_batch_size:
             raise ConfigError(

@@ -16,7 +16,7 @@ from colossal._src.inference.model_facts import check_length, load_model
 from colossal._src.inference.pages import PagePool
 from colossal._src.inference.peers import Message, Peers, form_mesh
 from colossal._src.inference.preparation import Prompt, Request, RequestPreparer
-from colossal._src.inference.requests import CompletionOutput, RequestOutput, Sequence
+from colossal._src.inference.requests import RequestOutput, Sequence
 from colossal._src.inference.sampling import SampledToken, Sampler
 from colossal._src.inference.scheduler import Scheduler, StepPlan
 from colossal._src.inference.statistics import EngineStatistics
@@ -34,8 +34,13 @@ class InferenceEngine:
     nothing but keys and values works, with its own forward. The engine uses the parameters of the model where they are:
     after they have changed, `reset_prefix_cache` forgets what the old ones computed.
 
+    With `tp_size` ranks shard the model, and each has the pages of its own heads. The first of them schedules and
+    samples. All ranks call `generate` with the same prompts, and get the same outputs; or the first one calls
+    `add_request` and `step`, and in the end `close`, while the others `follow`.
+
     Args:
-        model_or_path: A causal language model of transformers in evaluation mode, or a folder that has one.
+        model_or_path: A causal language model of transformers in evaluation mode, or a folder that has one. Ranks shard
+            it in place; of a folder with safetensors files each reads its shard only.
         tokenizer: A tokenizer of transformers. None takes that of the folder, and for a model none: prompts are then
             tokens, and outputs have no text.
         inference_config: How much it holds and computes at once.
@@ -46,8 +51,14 @@ class InferenceEngine:
         tokenizer: The tokenizer, or None.
 
     Raises:
-        ConfigError: The model is in training mode, or has another dtype or fewer positions than the configuration says.
-        UnsupportedError: The model has an encoder, or keeps other states than keys and values.
+        ConfigError: The model is in training mode, has another dtype or fewer positions than the configuration says, or
+            differs between ranks; or there are no `tp_size` ranks.
+        UnsupportedError: The model has an encoder, keeps other states than keys and values, or is to be sharded and of
+            a family without a table.
+        PlanError: Its heads cannot be sharded over so many ranks.
+
+    Communication: digests of the parameters are compared; then, in every step, a broadcast of what is to be computed,
+    and what the layers of a sharded model and the logits of the tokens that are sampled need.
 
     Example:
         >>> from transformers import LlamaConfig, LlamaForCausalLM
@@ -121,8 +132,13 @@ class InferenceEngine:
             The outputs in the order of the prompts.
 
         Raises:
-            ConfigError: A prompt is empty or too long, parameters do not fit the engine, or it has other requests.
+            ConfigError: A prompt is empty or too long, parameters do not fit the engine, it has other requests, the
+                model is in training mode, or ranks have different prompts.
+            CommunicationError: A rank has failed, or is lost.
+
+        Communication: of its steps; before and after them, prompts and outputs are gathered from all ranks.
         """
+        self._check_evaluates()
         if self._requests:
             raise ConfigError(
                 f"generate returns outputs of its own prompts. Found {len(self._requests)} requests that were added "
@@ -155,7 +171,8 @@ class InferenceEngine:
             The id.
 
         Raises:
-            ConfigError: The prompt is empty or too long, parameters do not fit the engine, or the id is in use.
+            ConfigError: The prompt is empty or too long, parameters do not fit the engine, the id is in use, or this is
+                not the first of the ranks that shard the model.
         """
         self._check_is_first("add_request")
         request = self._preparer.prepare(prompt, generation_config)
@@ -188,12 +205,12 @@ class InferenceEngine:
             Those that have new tokens, the last time when they are finished.
 
         Raises:
-            ConfigError: The model is in training mode.
+            ConfigError: The model is in training mode, or this is not the first of the ranks that shard it.
+            CommunicationError: A rank is lost.
+
+        Communication: a broadcast, and what the layers of a sharded model need; also if there is nothing to compute.
         """
-        if self.model.training:
-            raise ConfigError(
-                "A model generates in evaluation mode, without dropout. Found one in training mode. Call model.eval()."
-            )
+        self._check_evaluates()
         self._check_is_first("step")
         with self._failures_are_told():
             plan = self._scheduler.plan()
@@ -215,6 +232,8 @@ class InferenceEngine:
 
         Raises:
             ConfigError: It is called on another rank than the first of those that shard the model.
+
+        Communication: a broadcast, and what the layers of a sharded model need.
         """
         self._check_is_first("prompt_logits")
         if self._peers is not None:
@@ -226,7 +245,10 @@ class InferenceEngine:
 
         Raises:
             ConfigError: It is called on the first rank, or where one rank has all of the model.
-            CommunicationError: The first rank has failed, or is lost.
+            CommunicationError: The first rank has failed or is lost, or calls no step within the timeout of the process
+                group.
+
+        Communication: that of the steps.
         """
         if self._peers is None or self._peers.is_first:
             raise ConfigError(
@@ -236,7 +258,10 @@ class InferenceEngine:
         follow(self._peers, self._runner)
 
     def close(self) -> None:
-        """Let `follow` return on the other ranks; without them there is nothing to do."""
+        """Let `follow` return on the other ranks; without them there is nothing to do.
+
+        Communication: a broadcast.
+        """
         if self._peers is not None and self.has_followers:
             self._peers.send(Message.END)
 
@@ -316,6 +341,12 @@ class InferenceEngine:
 
     # ------------------------------------------------------------------------------------------ ranks
 
+    def _check_evaluates(self) -> None:
+        if self.model.training:
+            raise ConfigError(
+                "A model generates in evaluation mode, without dropout. Found one in training mode. Call model.eval()."
+            )
+
     def _check_is_first(self, name: str) -> None:
         if self._peers is not None and not self.takes_requests:
             raise ConfigError(
@@ -356,23 +387,9 @@ class InferenceEngine:
 
     def _collect(self, request_ids: Iterable[RequestId]) -> list[RequestOutput]:
         """What there is of requests; those that are finished are forgotten."""
-        outputs = [self._output(request_id, self._requests[request_id]) for request_id in request_ids]
+        outputs = [self._requests[request_id].output(request_id) for request_id in request_ids]
         for output in outputs:
             if output.is_finished:
                 for sequence in self._requests.pop(output.request_id).sequences:
                     del self._owner[sequence]
         return outputs
-
-    def _output(self, request_id: RequestId, request: Request) -> RequestOutput:
-        first = next(iter(request.sequences))
-        outputs = tuple(
-            CompletionOutput(
-                index=sequence.index,
-                token_ids=tuple(sequence.outputs),
-                text=stream.finish() if sequence.is_finished else stream.text,
-                logprobs=None if sequence.params.logprobs is None else tuple(sequence.logprobs),
-                finish_reason=sequence.finish_reason,
-            )
-            for sequence, stream in request.sequences.items()
-        )
-        return RequestOutput(request_id, request.prompt, first.prompt, outputs)

@@ -7,7 +7,7 @@ from typing import Any
 
 from colossal._src.inference.config import InferenceConfig
 from colossal._src.inference.model_facts import end_tokens_of
-from colossal._src.inference.requests import Sequence
+from colossal._src.inference.requests import CompletionOutput, RequestOutput, Sequence
 from colossal._src.inference.sampling_params import SamplingParams
 from colossal._src.inference.text import TextStream
 from colossal.errors import ConfigError
@@ -26,6 +26,20 @@ class Request:
         """What is asked for, in a text that ranks compare."""
         first = next(iter(self.sequences))
         return f"{first.prompt} {first.params} {first.max_tokens} {sorted(first.end_tokens)}"
+
+    def output(self, request_id: int | str) -> RequestOutput:
+        """What there is of it."""
+        outputs = tuple(
+            CompletionOutput(
+                index=sequence.index,
+                token_ids=tuple(sequence.outputs),
+                text=stream.finish() if sequence.is_finished else stream.text,
+                logprobs=None if sequence.params.logprobs is None else tuple(sequence.logprobs),
+                finish_reason=sequence.finish_reason,
+            )
+            for sequence, stream in self.sequences.items()
+        )
+        return RequestOutput(request_id, self.prompt, next(iter(self.sequences)).prompt, outputs)
 
 
 class RequestPreparer:
