@@ -209,8 +209,9 @@ def coverage(session: nox.Session) -> None:
 
 
 # Without the documentation and its tools, whose versions constraints.txt names.
-LIBRARY = ["amp", "booster", "checkpoint_io", "cli/check", "cluster", "comm", "interface", "kernel", "lazy", "nn"]
-LIBRARY += ["pipeline", "shardformer", "tensor", "testing", "zero", "test_accelerator.py", "test_logging.py"]
+LIBRARY = ["amp", "booster", "checkpoint_io", "cli/check", "cluster", "comm", "inference", "interface", "kernel"]
+LIBRARY += ["lazy", "nn", "pipeline", "shardformer", "tensor", "testing", "zero"]
+LIBRARY += ["test_accelerator.py", "test_logging.py"]
 
 
 @nox.session(python=["3.11", "3.12"], venv_backend="virtualenv", reuse_venv=True)

@@ -24,7 +24,8 @@ def served(monkeypatch) -> list[Any]:
     """What would be served."""
     found: list[Any] = []
 
-    def remember(engine: Any, settings: ServerSettings) -> bool:
+    def remember(engine: Any, settings: ServerSettings, *, watch: Any) -> bool:
+        assert watch is None
         found.extend([engine, settings])
         return settings.port != 1
 
@@ -57,7 +58,6 @@ def test_a_server_whose_step_has_failed_ends_with_1(folder, served) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--tp", "2"], "Found tp_size=2"),
         (["--max_input_len", "200", "--max_output_len", "100"], "256 positions"),
         (["--num_blocks", "1"], "num_blocks is at least 16"),
     ],

@@ -175,5 +175,5 @@ def test_a_query_for_which_nobody_waits_is_ended() -> None:
 
 def test_launching_takes_a_model_and_one_rank() -> None:
     launch_engine(1, 1, "localhost", 0, 0, build_model).shutdown()
-    with pytest.raises(UnsupportedError, match="tp_size=2"):
+    with pytest.raises(UnsupportedError, match="Found tp_world_size=2 and pp_world_size=1"):
         launch_engine(2, 1, "localhost", 0, 0, build_model)

@@ -9,7 +9,7 @@ from transformers import OPTConfig, OPTForCausalLM
 
 from colossal._src.inference.server import ServerSettings, load_engine, read_config_file
 from colossal._src.inference.server.opt import OPT_SIZES, load_opt
-from colossal.errors import CheckpointError, ConfigError, UnsupportedError
+from colossal.errors import CheckpointError, ConfigError
 
 SIZES: dict[str, Any] = {"hidden_size": 16, "ffn_dim": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
 SIZES |= {"vocab_size": 64, "word_embed_proj_dim": 16, "max_position_embeddings": 64}
@@ -111,7 +111,7 @@ def test_a_key_that_is_wrong_is_named(tmp_path, line, message) -> None:
 def test_several_ranks_are_refused_with_the_reason(tmp_path, model) -> None:
     model.save_pretrained(tmp_path / "model")
     settings = read_config_file(write(tmp_path, f"tp_init_size = 2\ncheckpoint = {str(tmp_path / 'model')!r}"))
-    with pytest.raises(UnsupportedError, match="tp_size=2"):
+    with pytest.raises(ConfigError, match="tp_size=2"):
         load_engine(settings)
 
 

@@ -1,5 +1,6 @@
 """A server as a process: clients of OpenAI as they are, a thousand requests at once, and how it ends."""
 
+import functools
 import os
 import re
 import signal
@@ -10,7 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from colossal._src.testing.limits import scaled
 pytestmark = pytest.mark.slow
 
 SOURCE = Path(colossal.__file__).parents[1]
+ENVIRONMENT = os.environ | {"PYTHONPATH": str(SOURCE), "OMP_NUM_THREADS": "1"}
 GREEDY: dict[str, Any] = {"temperature": 0, "extra_body": {"ignore_eos": True}}
 LONG = {"prompt": "hello", "max_tokens": 100, "temperature": 0, "ignore_eos": True}
 
@@ -58,8 +60,7 @@ class Server:
 def started(folder: Path, *options: str) -> Iterator[Server]:
     """Start `colossal serve` with a port of its own."""
     command = [sys.executable, "-m", "colossal.cli", "serve", str(folder), "--port", "0", *options]
-    environment = os.environ | {"PYTHONPATH": str(SOURCE), "OMP_NUM_THREADS": "1"}
-    process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(command, env=ENVIRONMENT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     lines: list[str] = []
     try:
         assert process.stderr is not None
@@ -159,6 +160,80 @@ def test_a_client_that_goes_away_frees_its_pages(server, stream) -> None:
         server.wait_for("pages_used", 1)
     server.wait_for("pages_used", 0)
     assert server.metric("generated_tokens_total") - before < 8 * 100
+
+
+def test_ranks_shard_the_model_and_end_with_the_server(folder) -> None:
+    with started(folder, "--tp", "2") as server:
+        ranks = ranks_of(server)
+        assert len(ranks) == 1
+        with server.connect() as client:
+            found = client.completions.create(model="tiny", prompt="hello", max_tokens=24, logprobs=1, **GREEDY)
+            echo = client.completions.create(model="tiny", prompt="hello", max_tokens=1, logprobs=1, echo=True)
+        assert found.choices[0].text == expected_text("hello", 24)
+        assert echo.choices[0].logprobs is not None
+        time.sleep(2.5)  # idle, as ranks wait for steps
+        answer = httpx.post(f"{server.url}/v1/completions", json=LONG, timeout=scaled(60))
+        assert (answer.status_code, answer.json()["usage"]["completion_tokens"]) == (200, 100)
+        server.process.send_signal(signal.SIGTERM)
+        assert server.process.wait(scaled(30)) in {0, -signal.SIGTERM}
+        assert not any(map(is_running, ranks))
+
+
+@pytest.mark.parametrize("is_idle", [False, True])
+def test_a_rank_that_is_killed_is_answered_to_all_clients(folder, is_idle) -> None:
+    with started(folder, "--tp", "2") as server, ThreadPoolExecutor(8) as pool:
+        [rank] = ranks_of(server)
+        body = LONG | {"max_tokens": 120, "n": 4}
+        ask = functools.partial(httpx.post, f"{server.url}/v1/completions", json=body, timeout=scaled(60))
+        waiting = [] if is_idle else [pool.submit(ask) for _ in range(8)]
+        if not is_idle:
+            server.wait_for("pages_used", 1)
+        os.kill(rank, signal.SIGKILL)
+        killed_at = time.monotonic()
+        answers = [each.result() for each in waiting]
+        while (health := httpx.get(f"{server.url}/health")).status_code == 200:
+            assert time.monotonic() - killed_at < scaled(10)
+            time.sleep(0.05)
+        assert time.monotonic() - killed_at < scaled(10)
+        assert {answer.status_code for answer in [*answers, ask()]} == {503}
+        assert health.json()["status"] == "failed"
+        assert f"process {rank}" in health.json()["reason"]
+        server.process.send_signal(signal.SIGTERM)
+        assert server.process.wait(scaled(30)) in {1, -signal.SIGTERM}
+
+
+def test_ranks_end_when_the_server_is_killed(folder) -> None:
+    with started(folder, "--tp", "2") as server:
+        ranks = ranks_of(server)
+        server.process.kill()
+        deadline = time.monotonic() + scaled(10)
+        while any(map(is_running, ranks)):
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+
+
+def test_what_ranks_cannot_shard_is_refused(folder) -> None:
+    command = [sys.executable, "-m", "colossal.cli", "serve", str(folder), "--tp", "3", "--port", "0"]
+    done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "for tp=3. Choose one of 1, 2, 4." in done.stderr
+
+
+def ranks_of(server: Server) -> list[int]:
+    """The processes that the server has started."""
+    pids = (int(each.name) for each in Path("/proc").iterdir() if each.name.isdigit())
+    return [pid for pid in pids if status_of(pid).get("PPid") == str(server.process.pid)]
+
+
+def is_running(pid: int) -> bool:
+    return status_of(pid).get("State", "Z")[0] != "Z"
+
+
+def status_of(pid: int) -> dict[str, str]:
+    with suppress(OSError):
+        lines = Path(f"/proc/{pid}/status").read_text(encoding="utf-8").splitlines()
+        return {name: value.strip() for name, _, value in (line.partition(":") for line in lines)}
+    return {}
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import signal
+import threading
 import time
 from typing import Any
 
@@ -131,6 +132,32 @@ def test_a_step_that_fails_is_answered_and_health_says_so() -> None:
         health = ask(app, lambda client: client.get("/health"))
     assert (health.status_code, health.json()["status"]) == (503, "failed")
     assert "lost rank 1" in health.json()["reason"]
+
+
+def test_a_step_that_waits_for_a_lost_rank_is_answered_and_health_says_so() -> None:
+    engine = build_engine()
+    is_waiting, has_ended = threading.Event(), threading.Event()
+
+    def wait() -> Any:
+        is_waiting.set()
+        has_ended.wait()
+        return []
+
+    engine.step = wait
+    with serving(engine) as (service, app):
+
+        async def work(client: httpx.AsyncClient) -> None:
+            asking = [asyncio.create_task(client.post(COMPLETIONS, json=BODY)) for _ in range(3)]
+            await until(is_waiting.is_set)
+            service.thread.fail("Found that rank 1 has ended.")
+            answers = [*await asyncio.gather(*asking), await client.post(COMPLETIONS, json=BODY)]
+            assert {answer.status_code for answer in answers} == {503}
+            assert all("rank 1 has ended" in answer.json()["error"]["message"] for answer in answers)
+            health = await client.get("/health")
+            assert (health.status_code, health.json()["status"]) == (503, "failed")
+            has_ended.set()
+
+        ask(app, work)
 
 
 def test_a_server_that_stops_finishes_what_runs_and_refuses_the_rest() -> None:

@@ -133,10 +133,15 @@ def follow_parent() -> None:
     if REPORT_VARIABLE not in os.environ:
         return
     faulthandler.register(signal.SIGUSR1)
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    end_with_parent()
 
 
-def _end_with_parent() -> None:
+def end_with_parent() -> None:
+    """In a rank whose standard input is a pipe of the process that started it: end when that one is gone."""
+    threading.Thread(target=_wait_for_the_end, daemon=True).start()
+
+
+def _wait_for_the_end() -> None:
     while os.read(0, 1):
         pass
     os._exit(1)

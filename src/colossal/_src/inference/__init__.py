@@ -1,7 +1,7 @@
 """Generation for many requests at once, on pages of keys and values."""
 
 from colossal._src.inference.config import InferenceConfig
-from colossal._src.inference.engine import EngineStatistics, InferenceEngine
+from colossal._src.inference.engine import InferenceEngine
 from colossal._src.inference.online import (
     BatchManagerForGeneration,
     LaunchedEngine,
@@ -14,6 +14,7 @@ from colossal._src.inference.online import (
 )
 from colossal._src.inference.requests import CompletionOutput, RequestOutput, TokenLogprob
 from colossal._src.inference.sampling_params import SamplingParams
+from colossal._src.inference.statistics import EngineStatistics
 
 __all__ = [
     "BatchManagerForGeneration",

@@ -30,12 +30,12 @@ class InferenceConfig:
         batch_invariant: Whether tokens and log-probabilities of a request are the same, bit by bit, whatever else is
             computed with it. Each sequence is then a batch of its own, which costs as much as requests one by one.
         dtype: Of parameters, and so of keys and values, of a model that is loaded; None for that of its files.
-        tp_size: Ranks that shard the model; 1.
+        tp_size: Ranks that shard the model, by the tables of Shardformer; each has the pages of its own heads.
         pp_size: Stages of the model; 1.
 
     Raises:
         ConfigError: A value is out of range, or of another type.
-        UnsupportedError: More than one rank is asked for.
+        UnsupportedError: More than one stage is asked for.
 
     Example:
         >>> from colossal.inference import InferenceConfig
@@ -66,12 +66,11 @@ class InferenceConfig:
         is_part = isinstance(self.output_reserve, int | float) and 0 <= self.output_reserve <= 1
         self._check("output_reserve", "a number from 0 to 1", is_part)
         self._check("dtype", "a torch.dtype or None", self.dtype is None or isinstance(self.dtype, torch.dtype))
-        for name in ("tp_size", "pp_size"):
-            if getattr(self, name) != 1:
-                raise UnsupportedError(
-                    f"An engine runs on one rank. Found {name}={getattr(self, name)}. Pass {name}=1; a model that "
-                    "does not fit one rank can be boosted, and has a generate."
-                )
+        if self.pp_size != 1:
+            raise UnsupportedError(
+                "An engine has no pipeline stages: a token would wait for each of them in turn. Found "
+                f"pp_size={self.pp_size}. Pass pp_size=1 and tp_size={self.tp_size * self.pp_size}."
+            )
         if self.step_tokens < self.max_batch_size:
             raise ConfigError(
                 "A step has at least one token for each sequence of the batch. Found "

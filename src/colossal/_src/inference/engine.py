@@ -2,67 +2,28 @@
 
 from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Items
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, nullcontext
 from os import PathLike, fspath
 from typing import Any
 
+import torch
 from torch import nn
 
 from colossal._src.inference.chunking import AnyChunks, FixedChunks
 from colossal._src.inference.config import InferenceConfig
-from colossal._src.inference.model_facts import check_length, end_tokens_of, load_model
+from colossal._src.inference.follower import follow, follow_generate
+from colossal._src.inference.model_facts import check_length, load_model
 from colossal._src.inference.pages import PagePool
-from colossal._src.inference.requests import CompletionOutput, RequestOutput, Sequence
+from colossal._src.inference.peers import Message, Peers, form_mesh
+from colossal._src.inference.preparation import Prompt, Request, RequestPreparer
+from colossal._src.inference.requests import RequestOutput, Sequence
 from colossal._src.inference.sampling import SampledToken, Sampler
-from colossal._src.inference.sampling_params import SamplingParams
-from colossal._src.inference.scheduler import Scheduler
-from colossal._src.inference.text import TextStream
+from colossal._src.inference.scheduler import Scheduler, StepPlan
+from colossal._src.inference.statistics import EngineStatistics
+from colossal._src.inference.step_record import StepRecorder
 from colossal.errors import ConfigError
 
 RequestId = int | str
-Prompt = str | Items[int]
-
-
-@dataclass(frozen=True)
-class EngineStatistics:
-    """What an engine holds, and has done since it was built.
-
-    Args:
-        num_waiting: Sequences that wait for room.
-        num_running: Sequences that have pages.
-        num_pages: Pages that there are.
-        num_used_pages: Pages that sequences own.
-        num_cached_pages: Pages that no sequence owns, and that hold the tokens of an earlier one.
-        num_steps: Steps so far.
-        num_prompt_tokens: Tokens of all sequences when they were admitted, after a preemption once more.
-        num_hit_tokens: Of these, the tokens that were not computed because pages held them.
-        num_generated_tokens: Tokens of all outputs.
-        num_preempted: How often a sequence lost its pages to an earlier one, and was computed again.
-
-    Example:
-        >>> from colossal.inference import EngineStatistics
-        >>> EngineStatistics(num_pages=8).num_used_pages
-        0
-    """
-
-    num_waiting: int = 0
-    num_running: int = 0
-    num_pages: int = 0
-    num_used_pages: int = 0
-    num_cached_pages: int = 0
-    num_steps: int = 0
-    num_prompt_tokens: int = 0
-    num_hit_tokens: int = 0
-    num_generated_tokens: int = 0
-    num_preempted: int = 0
-
-
-@dataclass(frozen=True)
-class _Request:
-    """A prompt, and the sequences that answer it, each with its text."""
-
-    prompt: str | None
-    sequences: Mapping[Sequence, TextStream]
 
 
 class InferenceEngine:
@@ -73,8 +34,13 @@ class InferenceEngine:
     nothing but keys and values works, with its own forward. The engine uses the parameters of the model where they are:
     after they have changed, `reset_prefix_cache` forgets what the old ones computed.
 
+    With `tp_size` ranks shard the model, and each has the pages of its own heads. The first of them schedules and
+    samples. All ranks call `generate` with the same prompts, and get the same outputs; or the first one calls
+    `add_request` and `step`, and in the end `close`, while the others `follow`.
+
     Args:
-        model_or_path: A causal language model of transformers in evaluation mode, or a folder that has one.
+        model_or_path: A causal language model of transformers in evaluation mode, or a folder that has one. Ranks shard
+            it in place; of a folder with safetensors files each reads its shard only.
         tokenizer: A tokenizer of transformers. None takes that of the folder, and for a model none: prompts are then
             tokens, and outputs have no text.
         inference_config: How much it holds and computes at once.
@@ -85,8 +51,14 @@ class InferenceEngine:
         tokenizer: The tokenizer, or None.
 
     Raises:
-        ConfigError: The model is in training mode, or has another dtype or fewer positions than the configuration says.
-        UnsupportedError: The model has an encoder, or keeps other states than keys and values.
+        ConfigError: The model is in training mode, has another dtype or fewer positions than the configuration says, or
+            differs between ranks; or there are no `tp_size` ranks.
+        UnsupportedError: The model has an encoder, keeps other states than keys and values, or is to be sharded and of
+            a family without a table.
+        PlanError: Its heads cannot be sharded over so many ranks.
+
+    Communication: digests of the parameters are compared; then, in every step, a broadcast of what is to be computed,
+    and what the layers of a sharded model and the logits of the tokens that are sampled need.
 
     Example:
         >>> from transformers import LlamaConfig, LlamaForCausalLM
@@ -108,18 +80,22 @@ class InferenceEngine:
         # the cache is a class of transformers, which `import colossal.inference` must not load
         from colossal._src.inference.cache import check_model
         from colossal._src.inference.runner import ModelRunner
+        from colossal._src.inference.sharding import shard
 
         config = InferenceConfig() if inference_config is None else inference_config
+        mesh = form_mesh(config)
         if isinstance(model_or_path, nn.Module):
             model = model_or_path
         else:
-            model, tokenizer = load_model(fspath(model_or_path), tokenizer, config.dtype)
+            model, tokenizer = load_model(fspath(model_or_path), tokenizer, config.dtype, lazily=mesh is not None)
         check_model(model)
         check_length(model, config)
         self.config = config
         self.model = model
         self.tokenizer = tokenizer
-        self._end_tokens = end_tokens_of(model, tokenizer)
+        self._preparer = RequestPreparer(model, tokenizer, config)
+        self._peers = None if mesh is None else Peers(mesh, config)
+        self._recorder = StepRecorder(config.max_batch_size)
         self._runner = ModelRunner(
             model,
             num_rows=config.max_batch_size,
@@ -127,6 +103,7 @@ class InferenceEngine:
             num_pages=config.total_blocks,
             page_size=config.block_size,
             batch_invariant=config.batch_invariant,
+            full_logits=None if mesh is None else shard(model, mesh),
         )
         self._scheduler = Scheduler(
             PagePool(config.total_blocks, config.block_size),
@@ -137,7 +114,7 @@ class InferenceEngine:
             shares_prefixes=config.prefix_cache,
         )
         self._sampler = Sampler()
-        self._requests: dict[RequestId, _Request] = {}
+        self._requests: dict[RequestId, Request] = {}
         self._owner: dict[Sequence, RequestId] = {}
         self._next_id = 0
         self._num_steps = 0
@@ -155,32 +132,29 @@ class InferenceEngine:
             The outputs in the order of the prompts.
 
         Raises:
-            ConfigError: A prompt is empty or too long, parameters do not fit the engine, or it has other requests.
+            ConfigError: A prompt is empty or too long, parameters do not fit the engine, it has other requests, the
+                model is in training mode, or ranks have different prompts.
+            CommunicationError: A rank has failed, or is lost.
+
+        Communication: of its steps; before and after them, prompts and outputs are gathered from all ranks.
         """
+        self._check_evaluates()
         if self._requests:
             raise ConfigError(
                 f"generate returns outputs of its own prompts. Found {len(self._requests)} requests that were added "
                 "before, whose outputs would be lost. Call step until has_requests is False, or abort them."
             )
-        is_one = isinstance(prompts, str) or any(isinstance(each, int) for each in prompts)
-        all_prompts: list[Any] = [prompts] if is_one else list(prompts)
-        is_list = isinstance(generation_config, list | tuple)
-        parameters = list(generation_config) if is_list else [generation_config] * len(all_prompts)
-        if len(parameters) != len(all_prompts):
-            raise ConfigError(
-                f"There is one generation config for all prompts, or one for each. Found {len(parameters)} for "
-                f"{len(all_prompts)} prompts. Pass one, or as many."
-            )
-        requests = [self._prepare(prompt, each) for prompt, each in zip(all_prompts, parameters, strict=True)]
-        ids = [self._add(self._new_id(), request) for request in requests]
-        finished: dict[RequestId, RequestOutput] = {}
-        try:
-            while self._requests:
-                finished |= {output.request_id: output for output in self.step() if output.is_finished}
-        finally:
-            for request_id in ids:
-                self.abort(request_id)  # those that an exception leaves behind
-        return [finished[request_id] for request_id in ids]
+        requests = self._preparer.prepare_all(prompts, generation_config)
+        if self._peers is None:
+            return self._generate(requests)
+        described = "\n".join(request.describe() for request in requests)
+        if not self._peers.is_first:
+            return follow_generate(self._peers, self._runner, described)
+        self._peers.send(Message.GENERATE)
+        self._peers.check_prompts(described)
+        outputs = self._generate(requests)
+        self._peers.send(Message.OUTPUTS)
+        return self._peers.share(outputs)
 
     def add_request(
         self, prompt: Prompt, generation_config: Any = None, *, request_id: RequestId | None = None
@@ -197,15 +171,27 @@ class InferenceEngine:
             The id.
 
         Raises:
-            ConfigError: The prompt is empty or too long, parameters do not fit the engine, or the id is in use.
+            ConfigError: The prompt is empty or too long, parameters do not fit the engine, the id is in use, or this is
+                not the first of the ranks that shard the model.
         """
-        request = self._prepare(prompt, generation_config)
+        self._check_is_first("add_request")
+        request = self._preparer.prepare(prompt, generation_config)
         if request_id in self._requests:
             raise ConfigError(
                 f"Each request that is not finished has an id of its own. Found {request_id!r}, which is in use. Pass "
                 "another one, or none."
             )
         return self._add(self._new_id() if request_id is None else request_id, request)
+
+    @property
+    def takes_requests(self) -> bool:
+        """Whether requests are added and steps called on this rank: on the only one, or the first."""
+        return self._peers is None or self._peers.is_first
+
+    @property
+    def has_followers(self) -> bool:
+        """Whether other ranks wait for steps of this one: not much longer than the timeout of their process group."""
+        return self._peers is not None and self._peers.is_first
 
     @property
     def has_requests(self) -> bool:
@@ -219,20 +205,65 @@ class InferenceEngine:
             Those that have new tokens, the last time when they are finished.
 
         Raises:
-            ConfigError: The model is in training mode.
+            ConfigError: The model is in training mode, or this is not the first of the ranks that shard it.
+            CommunicationError: A rank is lost.
+
+        Communication: a broadcast, and what the layers of a sharded model need; also if there is nothing to compute.
         """
-        if self.model.training:
+        self._check_evaluates()
+        self._check_is_first("step")
+        with self._failures_are_told():
+            plan = self._scheduler.plan()
+            record = self._recorder.record(plan)
+        if self._peers is not None:
+            self._peers.send(Message.STEP, record.to_integers())
+        logits = self._runner.run(record)  # where ranks fail together, or lose one that does
+        with self._failures_are_told():
+            return self._take_step(plan, logits)
+
+    def prompt_logits(self, prompt: Items[int]) -> torch.Tensor:
+        """Compute the logits of all tokens of a prompt, in a forward of its own: pages hold none.
+
+        Args:
+            prompt: Its tokens.
+
+        Returns:
+            The logits, [tokens, vocabulary].
+
+        Raises:
+            ConfigError: It is called on another rank than the first of those that shard the model.
+
+        Communication: a broadcast, and what the layers of a sharded model need.
+        """
+        self._check_is_first("prompt_logits")
+        if self._peers is not None:
+            self._peers.send(Message.LOGITS, prompt)
+        return self._runner.prompt_logits(prompt)
+
+    def follow(self) -> None:
+        """On all ranks of a sharded model but the first: compute the steps of that one, until it calls `close`.
+
+        Raises:
+            ConfigError: It is called on the first rank, or where one rank has all of the model.
+            CommunicationError: The first rank has failed or is lost, or calls no step within the timeout of the process
+                group.
+
+        Communication: that of the steps.
+        """
+        if self._peers is None or self._peers.is_first:
             raise ConfigError(
-                "A model generates in evaluation mode, without dropout. Found one in training mode. Call model.eval()."
+                "The ranks that shard a model follow the first of them. Found the first, or the only one. Call "
+                "add_request and step here, and in the end close."
             )
-        plan = self._scheduler.plan()
-        sampled = self._sampler.sample(self._runner.run(plan))
-        self._scheduler.advance(plan)
-        for sequence, token in sampled.items():
-            self._append(sequence, token)
-        self._num_steps += 1
-        self._num_generated += len(sampled)
-        return self._collect({self._owner[sequence]: None for sequence in sampled})
+        follow(self._peers, self._runner)
+
+    def close(self) -> None:
+        """Let `follow` return on the other ranks; without them there is nothing to do.
+
+        Communication: a broadcast.
+        """
+        if self._peers is not None and self.has_followers:
+            self._peers.send(Message.END)
 
     def abort(self, request_id: RequestId) -> RequestOutput | None:
         """End a request, wherever it is, and free its pages at once.
@@ -284,58 +315,16 @@ class InferenceEngine:
 
     # ------------------------------------------------------------------------------------------ requests
 
-    def _prepare(self, prompt: Prompt, generation_config: Any) -> _Request:
-        """Check a request, and make its sequences, before anything is added."""
-        params = self._parameters(generation_config)
-        tokens = self._tokenize(prompt)
-        if not 1 <= len(tokens) <= self.config.max_input_len:
-            raise ConfigError(
-                f"A prompt has 1 to max_input_len={self.config.max_input_len} tokens. Found {len(tokens)}. Shorten it, "
-                "or raise max_input_len of the InferenceConfig."
-            )
-        ends = {*params.stop_token_ids, *(() if params.ignore_eos else self._end_tokens)}
-        sequences = [
-            Sequence(tokens, params, params.max_tokens or self.config.max_output_len, frozenset(ends), index)
-            for index in range(params.n)
-        ]
-        for sequence in sequences[1:]:
-            sequence.leader = sequences[0]
-        streams = {sequence: TextStream(self.tokenizer, params.stop) for sequence in sequences}
-        return _Request(prompt if isinstance(prompt, str) else None, streams)
-
-    def _parameters(self, given: Any) -> SamplingParams:
-        if given is None:
-            params = SamplingParams(temperature=0.0)
-        else:
-            params = given if isinstance(given, SamplingParams) else SamplingParams.from_generation_config(given)
-        if params.max_tokens is not None and params.max_tokens > self.config.max_output_len:
-            raise ConfigError(
-                f"max_tokens of a request is at most max_output_len={self.config.max_output_len}. Found "
-                f"{params.max_tokens}. Lower it, or raise max_output_len of the InferenceConfig."
-            )
-        if params.stop and self.tokenizer is None:
-            raise ConfigError(
-                f"Stop strings are looked for in the text of an output. Found stop={params.stop} for an engine without "
-                "a tokenizer. Pass the engine one, or stop_token_ids."
-            )
-        return params
-
-    def _tokenize(self, prompt: Prompt) -> tuple[int, ...]:
-        if not isinstance(prompt, str):
-            vocabulary = self.model.get_input_embeddings().num_embeddings  # pyright: ignore[reportCallIssue]
-            wrong = [each for each in prompt if not isinstance(each, int) or not 0 <= each < vocabulary]
-            if wrong:
-                raise ConfigError(
-                    f"Tokens of a prompt are integers from 0 to {vocabulary - 1}. Found {wrong[0]!r}. Pass tokens of "
-                    "the tokenizer of this model."
-                )
-            return tuple(prompt)
-        if self.tokenizer is None:
-            raise ConfigError(
-                "A prompt is tokens where the engine has no tokenizer. Found a text. Pass the engine a tokenizer, or "
-                "tokens."
-            )
-        return tuple(self.tokenizer(prompt)["input_ids"])
+    def _generate(self, requests: Items[Request]) -> list[RequestOutput]:
+        ids = [self._add(self._new_id(), request) for request in requests]
+        finished: dict[RequestId, RequestOutput] = {}
+        try:
+            while self._requests:
+                finished |= {output.request_id: output for output in self.step() if output.is_finished}
+        finally:
+            for request_id in ids:
+                self.abort(request_id)  # those that an exception leaves behind
+        return [finished[request_id] for request_id in ids]
 
     def _new_id(self) -> int:
         while self._next_id in self._requests:
@@ -343,14 +332,43 @@ class InferenceEngine:
         self._next_id += 1
         return self._next_id - 1
 
-    def _add(self, request_id: RequestId, request: _Request) -> RequestId:
+    def _add(self, request_id: RequestId, request: Request) -> RequestId:
         self._requests[request_id] = request
         for sequence in request.sequences:
             self._owner[sequence] = request_id
             self._scheduler.add(sequence)
         return request_id
 
+    # ------------------------------------------------------------------------------------------ ranks
+
+    def _check_evaluates(self) -> None:
+        if self.model.training:
+            raise ConfigError(
+                "A model generates in evaluation mode, without dropout. Found one in training mode. Call model.eval()."
+            )
+
+    def _check_is_first(self, name: str) -> None:
+        if self._peers is not None and not self.takes_requests:
+            raise ConfigError(
+                f"The first of the ranks that shard a model takes requests. Found {name} on rank "
+                f"{self._peers.mesh.global_rank}. Call follow there, or generate on all of them."
+            )
+
+    def _failures_are_told(self) -> AbstractContextManager[None]:
+        """Around what the first rank does alone, for which the others wait."""
+        return nullcontext() if self._peers is None else self._peers.telling_failures()
+
     # ------------------------------------------------------------------------------------------ tokens
+
+    def _take_step(self, plan: StepPlan, logits: Mapping[int, torch.Tensor]) -> list[RequestOutput]:
+        """Sample the next tokens from the logits of chunks, by their place in the plan."""
+        sampled = self._sampler.sample({plan[place].sequence: row for place, row in logits.items()})
+        self._scheduler.advance(plan)
+        for sequence, token in sampled.items():
+            self._append(sequence, token)
+        self._num_steps += bool(plan)
+        self._num_generated += len(sampled)
+        return self._collect({self._owner[sequence]: None for sequence in sampled})
 
     def _append(self, sequence: Sequence, sampled: SampledToken) -> None:
         """Give a sequence its next token, and end it if that is the last one."""
@@ -369,23 +387,9 @@ class InferenceEngine:
 
     def _collect(self, request_ids: Iterable[RequestId]) -> list[RequestOutput]:
         """What there is of requests; those that are finished are forgotten."""
-        outputs = [self._output(request_id, self._requests[request_id]) for request_id in request_ids]
+        outputs = [self._requests[request_id].output(request_id) for request_id in request_ids]
         for output in outputs:
             if output.is_finished:
                 for sequence in self._requests.pop(output.request_id).sequences:
                     del self._owner[sequence]
         return outputs
-
-    def _output(self, request_id: RequestId, request: _Request) -> RequestOutput:
-        first = next(iter(request.sequences))
-        outputs = tuple(
-            CompletionOutput(
-                index=sequence.index,
-                token_ids=tuple(sequence.outputs),
-                text=stream.finish() if sequence.is_finished else stream.text,
-                logprobs=None if sequence.params.logprobs is None else tuple(sequence.logprobs),
-                finish_reason=sequence.finish_reason,
-            )
-            for sequence, stream in request.sequences.items()
-        )
-        return RequestOutput(request_id, request.prompt, first.prompt, outputs)

@@ -1,18 +1,26 @@
 """What an engine needs to know of a model."""
 
+from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from colossal._src.inference.config import InferenceConfig
+from colossal._src.lazy import LazyInitContext
 from colossal.errors import ConfigError
 
 
-def load_model(path: str, tokenizer: Any, dtype: torch.dtype | None) -> tuple[Any, Any]:
-    """Load a model of transformers from a folder, and its tokenizer if none is given and the folder has one."""
+def load_model(path: str, tokenizer: Any, dtype: torch.dtype | None, *, lazily: bool = False) -> tuple[Any, Any]:
+    """Load a model of transformers from a folder, and its tokenizer if none is given and the folder has one.
+
+    If it `lazily` does, weights are read when the model is materialized, after it was sharded. Only safetensors files
+    can be read so; others are read in full by every rank.
+    """
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    model = AutoModelForCausalLM.from_pretrained(path, dtype="auto" if dtype is None else dtype).eval()
+    with LazyInitContext() if lazily and any(Path(path).glob("*.safetensors")) else nullcontext():
+        model = AutoModelForCausalLM.from_pretrained(path, dtype="auto" if dtype is None else dtype).eval()
     if tokenizer is None:
         try:
             tokenizer = AutoTokenizer.from_pretrained(path)

@@ -7,9 +7,7 @@ sequence is: its shapes are then those that it would have alone, and so are its 
 fixed size would not do: another row of a matrix product is computed by another part of the kernel.
 """
 
-import operator
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
 from inspect import signature
 from typing import Any
 
@@ -20,8 +18,7 @@ from torch import nn
 from colossal._src.inference.attention_in_pages import PagedBatch, attention_in_pages, configs_to_replace
 from colossal._src.inference.cache import BatchLayout, PagedCache
 from colossal._src.inference.pages import NULL_PAGE
-from colossal._src.inference.requests import Sequence
-from colossal._src.inference.scheduler import Chunk, StepPlan
+from colossal._src.inference.step_record import ChunkRecord, StepRecord
 from colossal._src.kernel.paged_attention import PagedTokens
 
 _MOST_PADDING = 2
@@ -34,84 +31,86 @@ _SHORT = 16
 """Rows up to this length are computed together in any case."""
 
 
-@dataclass
-class Row:
-    """What the arrays of the runner hold of the sequence in one of their rows; a new table is another list."""
-
-    table: list[int] | None = None
-    num_tokens: int = 0
-    num_pages: int = 0
-
-
 class ModelRunner:
-    """Turns chunks into batches, and batches into logits."""
+    """Turns chunks into batches, and batches into logits.
+
+    `full_logits` makes those of all vocabulary entries from what the model returns, which may be those of a rank.
+    """
 
     def __init__(
-        self, model: nn.Module, *, num_rows: int, max_length: int, num_pages: int, page_size: int, batch_invariant: bool
+        self,
+        model: nn.Module,
+        *,
+        num_rows: int,
+        max_length: int,
+        num_pages: int,
+        page_size: int,
+        batch_invariant: bool,
+        full_logits: Callable[[torch.Tensor], torch.Tensor] | None = None,
     ) -> None:
         self._model = model
         self._page_size = page_size
         self._batch_invariant = batch_invariant
+        self._full_logits = full_logits
         self._device = next(model.parameters()).device
         self._cache = PagedCache(getattr(model, "config", None), (num_pages + 1) * page_size)
         parameters = signature(model.forward).parameters
         self._takes_positions = "position_ids" in parameters
         self._keeps_last = {"logits_to_keep": 1} if "logits_to_keep" in parameters else {}
-        self._last_tables: list[list[int]] = []
+        self._last_tables: list[int] = []
         self._last_ends = np.zeros(0, dtype=np.int64)
         self._spare_columns = 0
-        # Of each row, which a running sequence has: all tokens so far, and the slots of all pages of its table.
+        # Of each row, which a running sequence has: tokens that were computed, and the slots of all pages of its table.
         length = -(-max_length // page_size) * page_size
-        self._rows = [Row() for _ in range(num_rows)]
         self._tokens = np.zeros((num_rows, length), dtype=np.int64)
         self._slots = np.zeros((num_rows, length), dtype=np.int64)
         # one token is attended to in pages in another order than in a batch of several
         self._configs = [] if batch_invariant else configs_to_replace(model, self._device)
 
-    def run(self, plan: StepPlan) -> dict[Sequence, torch.Tensor]:
-        """Compute the chunks, and return logits of those sequences whose next token they decide, each (vocabulary,)."""
-        for chunk in plan:
-            self._update_row(chunk.sequence)
-        found: dict[Sequence, torch.Tensor] = {}
-        for batch in self._batches(plan):
+    def run(self, record: StepRecord) -> dict[int, torch.Tensor]:
+        """Compute the chunks; return the logits of each that is the last, (vocabulary,), by its place in the record."""
+        size = self._page_size
+        for chunk, tokens, pages in record.new_values():
+            self._tokens[chunk.row, chunk.start : chunk.start + chunk.length] = tokens
+            first, last = chunk.num_known_pages * size, (chunk.num_known_pages + chunk.num_pages) * size
+            self._slots[chunk.row, first:last] = (pages[:, None] * size + np.arange(size)).reshape(-1)
+        found: dict[int, torch.Tensor] = {}
+        for places in self._batches(record.chunks):
+            batch = [record.chunks[place] for place in places]
             logits = self._forward(batch)
-            found |= {chunk.sequence: row for chunk, row in zip(batch, logits, strict=True) if chunk.is_last}
+            if last_rows := [row for row, chunk in enumerate(batch) if chunk.is_last]:
+                if len(last_rows) < len(batch):
+                    logits = logits[last_rows]
+                logits = logits if self._full_logits is None else self._full_logits(logits)
+                found |= {places[row]: each for row, each in zip(last_rows, logits, strict=True)}
         return found
 
-    def _update_row(self, sequence: Sequence) -> None:
-        """Copy tokens and pages that a row does not have yet."""
-        row = self._rows[sequence.row]
-        if row.table is not sequence.table:
-            row = self._rows[sequence.row] = Row(sequence.table)
-        count = sequence.num_tokens
-        if row.num_tokens < count:
-            self._tokens[sequence.row, row.num_tokens : count] = sequence.tokens(row.num_tokens, count)
-            row.num_tokens = count
-        if row.num_pages < len(sequence.table):
-            size = self._page_size
-            pages = np.array(sequence.table[row.num_pages :])
-            slots = pages[:, None] * size + np.arange(size)
-            self._slots[sequence.row, row.num_pages * size : len(sequence.table) * size] = slots.reshape(-1)
-            row.num_pages = len(sequence.table)
+    def prompt_logits(self, prompt: Sequence[int]) -> torch.Tensor:
+        """Compute the logits of all tokens of a prompt, (tokens, vocabulary), without pages."""
+        ids = torch.tensor([list(prompt)], device=self._device)
+        with torch.no_grad():
+            logits = self._model(input_ids=ids, use_cache=False).logits[0]
+        return logits if self._full_logits is None else self._full_logits(logits)
 
-    def _batches(self, plan: StepPlan) -> Iterator[list[Chunk]]:
-        """Divide a plan into batches of similar lengths."""
+    def _batches(self, chunks: Sequence[ChunkRecord]) -> Iterator[list[int]]:
+        """Divide chunks into batches of similar lengths; yields their places."""
         if self._batch_invariant:
-            yield from ([chunk] for chunk in plan)
+            yield from ([place] for place in range(len(chunks)))
             return
-        batch: list[Chunk] = []
-        for chunk in sorted(plan, key=lambda chunk: -chunk.length):
-            longest = batch[0].length if batch else 0  # and no later chunk is longer
-            if longest > max(_SHORT, _MOST_PADDING * chunk.length) or longest > chunk.length == 1:
+        batch: list[int] = []
+        for place in sorted(range(len(chunks)), key=lambda place: -chunks[place].length):
+            length = chunks[place].length
+            longest = chunks[batch[0]].length if batch else 0  # and no later chunk is longer
+            if longest > max(_SHORT, _MOST_PADDING * length) or longest > length == 1:
                 yield batch
                 batch = []
-            batch.append(chunk)
+            batch.append(place)
         if batch:
             yield batch
 
-    def _forward(self, batch: list[Chunk]) -> torch.Tensor:
+    def _forward(self, batch: Sequence[ChunkRecord]) -> torch.Tensor:
         """Return the logits of the last token of each row, (rows, vocabulary)."""
-        rows = np.array([chunk.sequence.row for chunk in batch])
+        rows = np.array([chunk.row for chunk in batch])
         starts = np.array([chunk.start for chunk in batch])
         ends = starts + np.array([chunk.length for chunk in batch])
         kv_length, query_length = int(ends.max()), int((ends - starts).max())
@@ -122,10 +121,15 @@ class ModelRunner:
         new = positions[:, kv_length - query_length :]
         is_new = is_token[:, kv_length - query_length :] & (new >= starts[:, None])
         has_padding = not is_new.all()
+<<<<<<< HEAD
         tables = [chunk.sequence.table for chunk in batch]
         is_single = query_length == 1 and not self._batch_invariant and bool(starts.any())  # else nothing is read
         in_pages = self._in_pages(rows, ends) if is_single and not self._cache.has_gathered else None
         is_kept = is_single and in_pages is None
+=======
+        tables = [chunk.table for chunk in batch]
+        is_kept = query_length == 1 and not self._batch_invariant and bool(starts.any())  # else nothing is read
+>>>>>>> fix-44tp
         continues = is_kept and self._continues(tables, starts)
         read = np.pad(slots, ((0, 0), (0, _SPARE_COLUMNS)), constant_values=NULL_PAGE) if is_kept else slots
         self._cache.begin(
@@ -158,6 +162,7 @@ class ModelRunner:
             self._spare_columns = self._spare_columns - 1 if continues else _SPARE_COLUMNS
         return logits
 
+<<<<<<< HEAD
     def _in_pages(self, rows: np.ndarray[Any, Any], ends: np.ndarray[Any, Any]) -> PagedBatch | None:
         if not self._configs:
             return None
@@ -165,9 +170,11 @@ class ModelRunner:
         return PagedBatch(tokens, int(ends.max()))
 
     def _continues(self, tables: list[list[int]], starts: np.ndarray[Any, Any]) -> bool:
+=======
+    def _continues(self, tables: list[int], starts: np.ndarray[Any, Any]) -> bool:
+>>>>>>> fix-44tp
         """Whether a batch has the rows of the last one that computed one token a row, with this token behind them."""
-        is_same = len(tables) == len(self._last_tables) and all(map(operator.is_, tables, self._last_tables))
-        return is_same and self._spare_columns > 0 and bool((starts == self._last_ends).all())
+        return tables == self._last_tables and self._spare_columns > 0 and bool((starts == self._last_ends).all())
 
     def _tensor(self, array: np.ndarray[Any, Any]) -> torch.Tensor:
         return torch.from_numpy(np.ascontiguousarray(array)).to(self._device)

@@ -10,15 +10,21 @@ from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Self
 
-from colossal._src.inference.engine import EngineStatistics, InferenceEngine
+from colossal._src.inference.engine import InferenceEngine
 from colossal._src.inference.online.prompt_logprobs import rate_prompt
 from colossal._src.inference.online.refusals import DeadlineError, QueueFullError, UnavailableError
 from colossal._src.inference.online.submission import Submission
 from colossal._src.inference.requests import RequestOutput
 from colossal._src.inference.sampling_params import SamplingParams
+from colossal._src.inference.statistics import EngineStatistics
+from colossal.errors import CommunicationError
 from colossal.logging import get_dist_logger
 
 Prompt = str | Sequence[int]
+
+
+_IDLE_SECONDS = 1.0
+"""How long the ranks that follow wait for a step at most. It shows whether they are there."""
 
 
 class EngineThread:
@@ -40,6 +46,7 @@ class EngineThread:
         self._open: set[Submission] = set()
         self._refusal: str | None = None
         self._failure: BaseException | None = None
+        self._idle_seconds = _IDLE_SECONDS if engine.has_followers else None
         self._thread = threading.Thread(target=self._run, name="colossal-engine", daemon=True)
 
     def start(self) -> Self:
@@ -84,6 +91,11 @@ class EngineThread:
         self.drain()
         self._commands.put(None)
         self._thread.join(timeout_seconds)
+
+    def fail(self, reason: str) -> None:
+        """End all requests with an error, and take no more; from any thread, while a step may wait for a lost rank."""
+        self._failure = self._failure or UnavailableError(reason)
+        self._end_all(f"A step of the engine cannot end: {reason}")
 
     @property
     def is_idle(self) -> bool:
@@ -132,17 +144,21 @@ class EngineThread:
                 self._deliver()
         except BaseException as error:  # noqa: BLE001 (whatever it is, clients must not wait for it)
             get_dist_logger().error(f"A step of the engine has failed, and no request is taken any more: {error!r}")
-            self._failure = error
+            self._failure = self._failure or error
+            self._deliver()
             self._end_all(f"A step of the engine has failed: {error!r}. Start the server again.")
         else:
+            self._deliver()
             self._end_all("The server has stopped. Send the request to another one, or later.")
+            with suppress(CommunicationError):  # of a rank that was lost meanwhile
+                self.engine.close()
 
     def _take_commands(self) -> bool:
         """Do what was asked for since the last step, and wait if there is no other; False at the end."""
         while True:
             try:
-                command = self._commands.get(block=not self.engine.has_requests)
-            except Empty:
+                command = self._commands.get(not self.engine.has_requests, self._idle_seconds)
+            except Empty:  # or other ranks wait for a step, which has nothing to compute
                 return True
             if command is None:
                 return False
@@ -158,7 +174,7 @@ class EngineThread:
                 self._places[request_id] = submission, index
                 if submission.rates_prompts:
                     assert not isinstance(prompt, str)
-                    rated = rate_prompt(self.engine.model, prompt, submission.params.logprobs or 0)
+                    rated = rate_prompt(self.engine, prompt, submission.params.logprobs or 0)
                     self._events[submission.loop].append(partial(submission.deliver_prompt, index, rated))
             except Exception as error:  # noqa: BLE001 (of this request only)
                 self._end(submission, error)
@@ -187,12 +203,12 @@ class EngineThread:
             self._end(submission, DeadlineError(message))
 
     def _end_all(self, refusal: str) -> None:
+        """In any thread: take no more requests, and end all of them with an error."""
         with self._lock:
             self._refusal = refusal
             submissions, self._open = self._open, set()
         for submission in submissions:
-            self._events[submission.loop].append(partial(submission.fail, UnavailableError(refusal)))
-        self._deliver()
+            _call_in(submission.loop, [partial(submission.fail, UnavailableError(refusal))])
 
     def _forget(self, submission: Submission) -> None:
         with self._lock:
@@ -215,8 +231,12 @@ class EngineThread:
         """Wake each event loop once, with all that is new."""
         events, self._events = self._events, defaultdict(list)
         for loop, actions in events.items():
-            with suppress(RuntimeError):  # a loop that is closed has no client that waits
-                loop.call_soon_threadsafe(_do_all, actions)
+            _call_in(loop, actions)
+
+
+def _call_in(loop: AbstractEventLoop, actions: Iterable[Callable[[], None]]) -> None:
+    with suppress(RuntimeError):  # a loop that is closed has no client that waits
+        loop.call_soon_threadsafe(_do_all, actions)
 
 
 def _do_all(actions: Iterable[Callable[[], None]]) -> None:

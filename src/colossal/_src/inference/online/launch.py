@@ -15,7 +15,7 @@ from colossal._src.inference.online.engine_thread import EngineThread
 from colossal._src.inference.online.fitting import fit_config
 from colossal._src.inference.online.refusals import QueueFullError
 from colossal._src.inference.sampling_params import SamplingParams
-from colossal.errors import ConfigError
+from colossal.errors import ConfigError, UnsupportedError
 
 
 class LaunchedEngine:
@@ -172,8 +172,8 @@ def launch_engine(
     """Start an engine that answers queries of coroutines.
 
     Args:
-        tp_world_size: Ranks that shard the model.
-        pp_world_size: Stages of the model.
+        tp_world_size: Ranks that shard the model; 1, as it starts no other processes.
+        pp_world_size: Stages of the model; 1.
         master_host: Where ranks meet; for one rank of no effect, as the next two.
         master_port: The port there.
         rpc_port: The port of the ranks.
@@ -201,11 +201,15 @@ def launch_engine(
         1024
         >>> launched.shutdown()
     """
+    if (tp_world_size, pp_world_size) != (1, 1):
+        raise UnsupportedError(
+            f"launch_engine starts no other processes. Found tp_world_size={tp_world_size} and pp_world_size="
+            f"{pp_world_size}. Run `colossal serve DIR --tp {tp_world_size * pp_world_size}`, or build an "
+            "InferenceEngine with tp_size on every rank."
+        )
     built = model_fn(**model_kwargs)
     if isinstance(built, InferenceEngine):
         return LaunchedEngine(built, batch_manager, queue_size)
     most = 8 if batch_manager is None else batch_manager.max_batch_size
-    config = fit_config(
-        built.config, InferenceConfig(max_batch_size=most, tp_size=tp_world_size, pp_size=pp_world_size)
-    )
+    config = fit_config(built.config, InferenceConfig(max_batch_size=most))
     return LaunchedEngine(InferenceEngine(built.eval(), inference_config=config), batch_manager, queue_size)

@@ -1,5 +1,6 @@
 """Runs a server until it is stopped."""
 
+from collections.abc import Callable
 from types import FrameType
 
 import uvicorn
@@ -11,9 +12,19 @@ from colossal._src.inference.server.service import start_service
 from colossal._src.inference.server.settings import ServerSettings
 
 
-def run_server(engine: InferenceEngine, settings: ServerSettings) -> bool:
-    """Serve until SIGTERM or SIGINT, and finish what runs then; return whether all steps have worked."""
+def run_server(
+    engine: InferenceEngine,
+    settings: ServerSettings,
+    *,
+    watch: Callable[[Callable[[str], None]], None] | None = None,
+) -> bool:
+    """Serve until SIGTERM or SIGINT, and finish what runs then; return whether all steps have worked.
+
+    `watch` is given what is to be called, from any thread, when a rank is lost.
+    """
     with start_service(engine, settings) as service:
+        if watch is not None:
+            watch(service.thread.fail)
         config = uvicorn.Config(
             make_app(service),
             settings.host,

@@ -1,0 +1,117 @@
+"""Checks requests, and makes their sequences, before anything is added."""
+
+from collections.abc import Mapping
+from collections.abc import Sequence as Items
+from dataclasses import dataclass
+from typing import Any
+
+from colossal._src.inference.config import InferenceConfig
+from colossal._src.inference.model_facts import end_tokens_of
+from colossal._src.inference.requests import CompletionOutput, RequestOutput, Sequence
+from colossal._src.inference.sampling_params import SamplingParams
+from colossal._src.inference.text import TextStream
+from colossal.errors import ConfigError
+
+Prompt = str | Items[int]
+
+
+@dataclass(frozen=True)
+class Request:
+    """A prompt, and the sequences that answer it, each with its text."""
+
+    prompt: str | None
+    sequences: Mapping[Sequence, TextStream]
+
+    def describe(self) -> str:
+        """What is asked for, in a text that ranks compare."""
+        first = next(iter(self.sequences))
+        return f"{first.prompt} {first.params} {first.max_tokens} {sorted(first.end_tokens)}"
+
+    def output(self, request_id: int | str) -> RequestOutput:
+        """What there is of it."""
+        outputs = tuple(
+            CompletionOutput(
+                index=sequence.index,
+                token_ids=tuple(sequence.outputs),
+                text=stream.finish() if sequence.is_finished else stream.text,
+                logprobs=None if sequence.params.logprobs is None else tuple(sequence.logprobs),
+                finish_reason=sequence.finish_reason,
+            )
+            for sequence, stream in self.sequences.items()
+        )
+        return RequestOutput(request_id, self.prompt, next(iter(self.sequences)).prompt, outputs)
+
+
+class RequestPreparer:
+    """Knows what a request can ask of an engine."""
+
+    def __init__(self, model: Any, tokenizer: Any, config: InferenceConfig) -> None:
+        self._tokenizer = tokenizer
+        self._config = config
+        self._vocabulary: int = model.get_input_embeddings().num_embeddings
+        self._end_tokens = end_tokens_of(model, tokenizer)
+
+    def prepare(self, prompt: Prompt, generation_config: Any) -> Request:
+        """Check a request, and make its sequences."""
+        params = self._parameters(generation_config)
+        tokens = self._tokenize(prompt)
+        if not 1 <= len(tokens) <= self._config.max_input_len:
+            raise ConfigError(
+                f"A prompt has 1 to max_input_len={self._config.max_input_len} tokens. Found {len(tokens)}. Shorten "
+                "it, or raise max_input_len of the InferenceConfig."
+            )
+        ends = {*params.stop_token_ids, *(() if params.ignore_eos else self._end_tokens)}
+        sequences = [
+            Sequence(tokens, params, params.max_tokens or self._config.max_output_len, frozenset(ends), index)
+            for index in range(params.n)
+        ]
+        for sequence in sequences[1:]:
+            sequence.leader = sequences[0]
+        streams = {sequence: TextStream(self._tokenizer, params.stop) for sequence in sequences}
+        return Request(prompt if isinstance(prompt, str) else None, streams)
+
+    def prepare_all(self, prompts: Prompt | Items[Prompt], generation_config: Any) -> list[Request]:
+        """Check the prompts of one call, which have one generation config, or one each."""
+        is_one = isinstance(prompts, str) or any(isinstance(each, int) for each in prompts)
+        all_prompts: list[Any] = [prompts] if is_one else list(prompts)
+        is_list = isinstance(generation_config, list | tuple)
+        parameters = list(generation_config) if is_list else [generation_config] * len(all_prompts)
+        if len(parameters) != len(all_prompts):
+            raise ConfigError(
+                f"There is one generation config for all prompts, or one for each. Found {len(parameters)} for "
+                f"{len(all_prompts)} prompts. Pass one, or as many."
+            )
+        return [self.prepare(prompt, each) for prompt, each in zip(all_prompts, parameters, strict=True)]
+
+    def _parameters(self, given: Any) -> SamplingParams:
+        if given is None:
+            params = SamplingParams(temperature=0.0)
+        else:
+            params = given if isinstance(given, SamplingParams) else SamplingParams.from_generation_config(given)
+        if params.max_tokens is not None and params.max_tokens > self._config.max_output_len:
+            raise ConfigError(
+                f"max_tokens of a request is at most max_output_len={self._config.max_output_len}. Found "
+                f"{params.max_tokens}. Lower it, or raise max_output_len of the InferenceConfig."
+            )
+        if params.stop and self._tokenizer is None:
+            raise ConfigError(
+                f"Stop strings are looked for in the text of an output. Found stop={params.stop} for an engine without "
+                "a tokenizer. Pass the engine one, or stop_token_ids."
+            )
+        return params
+
+    def _tokenize(self, prompt: Prompt) -> tuple[int, ...]:
+        if not isinstance(prompt, str):
+            wrong = [each for each in prompt if not isinstance(each, int) or not 0 <= each < self._vocabulary]
+            if wrong:
+                raise ConfigError(
+                    f"Tokens of a prompt are integers from 0 to {self._vocabulary - 1}. Found {wrong[0]!r}. Pass "
+                    "tokens of the tokenizer of this model."
+                )
+            return tuple(prompt)
+        if self._tokenizer is None:
+            raise ConfigError(
+                "A prompt is tokens where the engine has no tokenizer. Found a text. Pass the engine a tokenizer, or "
+                "tokens."
+            )
+        return tuple(self._tokenizer(prompt)["input_ids"])
