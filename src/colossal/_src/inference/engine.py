@@ -1,68 +1,27 @@
 """Generates text for many requests at once."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Generator, Iterable
 from collections.abc import Sequence as Items
-from dataclasses import dataclass
+from contextlib import contextmanager
 from os import PathLike, fspath
-from typing import Any
+from typing import Any, Literal, overload
 
 from torch import nn
 
 from colossal._src.inference.chunking import AnyChunks, FixedChunks
 from colossal._src.inference.config import InferenceConfig
-from colossal._src.inference.model_facts import check_length, end_tokens_of, load_model
+from colossal._src.inference.documented_generate import requests_of, texts_of
+from colossal._src.inference.engine_statistics import EngineStatistics
+from colossal._src.inference.model_facts import check_length, load_model
 from colossal._src.inference.pages import PagePool
+from colossal._src.inference.request_builder import Prompt, Request, RequestBuilder
 from colossal._src.inference.requests import CompletionOutput, RequestOutput, Sequence
 from colossal._src.inference.sampling import SampledToken, Sampler
-from colossal._src.inference.sampling_params import SamplingParams
 from colossal._src.inference.scheduler import Scheduler
-from colossal._src.inference.text import TextStream
+from colossal._src.inference.weights import FixedWeights, weights_of
 from colossal.errors import ConfigError
 
 RequestId = int | str
-Prompt = str | Items[int]
-
-
-@dataclass(frozen=True)
-class EngineStatistics:
-    """What an engine holds, and has done since it was built.
-
-    Args:
-        num_waiting: Sequences that wait for room.
-        num_running: Sequences that have pages.
-        num_pages: Pages that there are.
-        num_used_pages: Pages that sequences own.
-        num_cached_pages: Pages that no sequence owns, and that hold the tokens of an earlier one.
-        num_steps: Steps so far.
-        num_prompt_tokens: Tokens of all sequences when they were admitted, after a preemption once more.
-        num_hit_tokens: Of these, the tokens that were not computed because pages held them.
-        num_generated_tokens: Tokens of all outputs.
-        num_preempted: How often a sequence lost its pages to an earlier one, and was computed again.
-
-    Example:
-        >>> from colossal.inference import EngineStatistics
-        >>> EngineStatistics(num_pages=8).num_used_pages
-        0
-    """
-
-    num_waiting: int = 0
-    num_running: int = 0
-    num_pages: int = 0
-    num_used_pages: int = 0
-    num_cached_pages: int = 0
-    num_steps: int = 0
-    num_prompt_tokens: int = 0
-    num_hit_tokens: int = 0
-    num_generated_tokens: int = 0
-    num_preempted: int = 0
-
-
-@dataclass(frozen=True)
-class _Request:
-    """A prompt, and the sequences that answer it, each with its text."""
-
-    prompt: str | None
-    sequences: Mapping[Sequence, TextStream]
 
 
 class InferenceEngine:
@@ -73,20 +32,29 @@ class InferenceEngine:
     nothing but keys and values works, with its own forward. The engine uses the parameters of the model where they are:
     after they have changed, `reset_prefix_cache` forgets what the old ones computed.
 
+    A model that a Booster trains generates with its newest weights, in evaluation mode whatever mode it is in, and goes
+    on training as if it had not: the engine finds out by itself that weights have changed. All ranks call `generate`,
+    or `step`, together. With tensor parallelism all ranks of a group have the same requests; those of other
+    data-parallel ranks may differ. Gemini and FSDP gather all parameters meanwhile, once a call.
+
     Args:
-        model_or_path: A causal language model of transformers in evaluation mode, or a folder that has one.
+        model_or_path: A causal language model of transformers, boosted, or in evaluation mode; or a folder that has
+            one.
         tokenizer: A tokenizer of transformers. None takes that of the folder, and for a model none: prompts are then
             tokens, and outputs have no text.
         inference_config: How much it holds and computes at once.
 
     Attributes:
         config: How much it holds and computes at once.
-        model: The model.
+        model: The model of transformers.
         tokenizer: The tokenizer, or None.
 
     Raises:
         ConfigError: The model is in training mode, or has another dtype or fewer positions than the configuration says.
-        UnsupportedError: The model has an encoder, or keeps other states than keys and values.
+        UnsupportedError: The model has an encoder, or keeps other states than keys and values, or is boosted with
+            pipeline stages, sequence parallelism, or experts that ranks with other requests use.
+
+    Communication: of a boosted model with tensor parallelism all_reduce, tp, 8 bytes.
 
     Example:
         >>> from transformers import LlamaConfig, LlamaForCausalLM
@@ -111,15 +79,17 @@ class InferenceEngine:
 
         config = InferenceConfig() if inference_config is None else inference_config
         if isinstance(model_or_path, nn.Module):
-            model = model_or_path
+            self._weights = weights_of(model_or_path, is_batch_invariant=config.batch_invariant)
         else:
             model, tokenizer = load_model(fspath(model_or_path), tokenizer, config.dtype)
+            self._weights = FixedWeights(model)
+        model = self._weights.model
         check_model(model)
         check_length(model, config)
         self.config = config
         self.model = model
         self.tokenizer = tokenizer
-        self._end_tokens = end_tokens_of(model, tokenizer)
+        self._build = RequestBuilder(config, model, tokenizer)
         self._runner = ModelRunner(
             model,
             num_rows=config.max_batch_size,
@@ -127,6 +97,7 @@ class InferenceEngine:
             num_pages=config.total_blocks,
             page_size=config.block_size,
             batch_invariant=config.batch_invariant,
+            forward=self._weights.forward,
         )
         self._scheduler = Scheduler(
             PagePool(config.total_blocks, config.block_size),
@@ -136,51 +107,98 @@ class InferenceEngine:
             output_reserve=config.output_reserve,
             shares_prefixes=config.prefix_cache,
         )
-        self._sampler = Sampler()
-        self._requests: dict[RequestId, _Request] = {}
+        self._sampler = Sampler(self._weights.seed)
+        self._requests: dict[RequestId, Request] = {}
         self._owner: dict[Sequence, RequestId] = {}
         self._next_id = 0
         self._num_steps = 0
         self._num_generated = 0
 
-    def generate(self, prompts: Prompt | Items[Prompt], generation_config: Any = None) -> list[RequestOutput]:
+    @overload
+    def generate(
+        self, requests: Prompt | Items[Prompt], parameters: Any = None, /, *, generation_config: Any = None
+    ) -> list[RequestOutput]: ...
+
+    @overload
+    def generate(
+        self,
+        /,
+        *,
+        request_ids: RequestId | Items[RequestId] | None = None,
+        prompts: str | Items[str] | None = None,
+        prompts_token_ids: Any = None,
+        return_token_ids: Literal[False] = False,
+        generation_config: Any = None,
+    ) -> list[str]: ...
+
+    @overload
+    def generate(
+        self,
+        /,
+        *,
+        request_ids: RequestId | Items[RequestId] | None = None,
+        prompts: str | Items[str] | None = None,
+        prompts_token_ids: Any = None,
+        return_token_ids: Literal[True],
+        generation_config: Any = None,
+    ) -> tuple[list[str], list[list[int]]]: ...
+
+    def generate(
+        self,
+        requests: Prompt | Items[Prompt] | None = None,
+        parameters: Any = None,
+        /,
+        *,
+        request_ids: RequestId | Items[RequestId] | None = None,
+        prompts: str | Items[str] | None = None,
+        prompts_token_ids: Any = None,
+        return_token_ids: bool = False,
+        generation_config: Any = None,
+    ) -> Any:
         """Generate for some prompts, until all of them are finished.
 
+        There are two forms. `generate(requests, parameters)` returns all that there is of each output. With keywords
+        alone it returns texts, as in earlier versions, also of requests that were added before.
+
         Args:
-            prompts: Texts, or lists of tokens, or one of them.
-            generation_config: `SamplingParams` or a `transformers.GenerationConfig` for all prompts, or a list with one
-                for each. None takes the most probable tokens.
+            requests: Prompts: texts, or lists of tokens, or one of them.
+            parameters: `SamplingParams` or a `transformers.GenerationConfig` for all prompts, or a list with one for
+                each. None takes the most probable tokens.
+            request_ids: Ids of the prompts, or of one; numbers by default.
+            prompts: Texts, or one text.
+            prompts_token_ids: Their tokens, or those of prompts without texts: lists, or an array or tensor, (prompts,
+                tokens).
+            return_token_ids: Return the tokens of the outputs too.
+            generation_config: Another name of `parameters`.
 
         Returns:
-            The outputs in the order of the prompts.
+            A `RequestOutput` for each prompt, in their order. With keywords alone a text for each output, prompt and
+            output together, in the order of their ids; and if they are asked for, also the tokens of each output
+            without those of the prompt.
 
         Raises:
-            ConfigError: A prompt is empty or too long, parameters do not fit the engine, or it has other requests.
+            ConfigError: A prompt is empty or too long, parameters do not fit the engine, or ranks that shard the model
+                pass others; in the first form it has other requests; in the second it has no tokenizer.
         """
+        chosen = parameters if generation_config is None else generation_config
+        if requests is None:
+            new = requests_of(self.tokenizer, request_ids, prompts, prompts_token_ids, chosen)
+            return texts_of(self.tokenizer, self._generate(new), return_token_ids)
         if self._requests:
             raise ConfigError(
                 f"generate returns outputs of its own prompts. Found {len(self._requests)} requests that were added "
                 "before, whose outputs would be lost. Call step until has_requests is False, or abort them."
             )
-        is_one = isinstance(prompts, str) or any(isinstance(each, int) for each in prompts)
-        all_prompts: list[Any] = [prompts] if is_one else list(prompts)
-        is_list = isinstance(generation_config, list | tuple)
-        parameters = list(generation_config) if is_list else [generation_config] * len(all_prompts)
-        if len(parameters) != len(all_prompts):
+        is_one = isinstance(requests, str) or any(isinstance(each, int) for each in requests)
+        all_prompts: list[Any] = [requests] if is_one else list(requests)
+        is_list = isinstance(chosen, list | tuple)
+        configs = list(chosen) if is_list else [chosen] * len(all_prompts)
+        if len(configs) != len(all_prompts):
             raise ConfigError(
-                f"There is one generation config for all prompts, or one for each. Found {len(parameters)} for "
+                f"There is one generation config for all prompts, or one for each. Found {len(configs)} for "
                 f"{len(all_prompts)} prompts. Pass one, or as many."
             )
-        requests = [self._prepare(prompt, each) for prompt, each in zip(all_prompts, parameters, strict=True)]
-        ids = [self._add(self._new_id(), request) for request in requests]
-        finished: dict[RequestId, RequestOutput] = {}
-        try:
-            while self._requests:
-                finished |= {output.request_id: output for output in self.step() if output.is_finished}
-        finally:
-            for request_id in ids:
-                self.abort(request_id)  # those that an exception leaves behind
-        return [finished[request_id] for request_id in ids]
+        return self._generate([(None, prompt, each) for prompt, each in zip(all_prompts, configs, strict=True)])
 
     def add_request(
         self, prompt: Prompt, generation_config: Any = None, *, request_id: RequestId | None = None
@@ -199,13 +217,8 @@ class InferenceEngine:
         Raises:
             ConfigError: The prompt is empty or too long, parameters do not fit the engine, or the id is in use.
         """
-        request = self._prepare(prompt, generation_config)
-        if request_id in self._requests:
-            raise ConfigError(
-                f"Each request that is not finished has an id of its own. Found {request_id!r}, which is in use. Pass "
-                "another one, or none."
-            )
-        return self._add(self._new_id() if request_id is None else request_id, request)
+        self._weights.check_requests((prompt, generation_config, request_id))
+        return self._add(request_id, self._build(prompt, generation_config))
 
     @property
     def has_requests(self) -> bool:
@@ -221,12 +234,9 @@ class InferenceEngine:
         Raises:
             ConfigError: The model is in training mode.
         """
-        if self.model.training:
-            raise ConfigError(
-                "A model generates in evaluation mode, without dropout. Found one in training mode. Call model.eval()."
-            )
-        plan = self._scheduler.plan()
-        sampled = self._sampler.sample(self._runner.run(plan))
+        with self._weights_in_use():
+            plan = self._scheduler.plan()
+            sampled = self._sampler.sample(self._runner.run(plan))
         self._scheduler.advance(plan)
         for sequence, token in sampled.items():
             self._append(sequence, token)
@@ -284,58 +294,31 @@ class InferenceEngine:
 
     # ------------------------------------------------------------------------------------------ requests
 
-    def _prepare(self, prompt: Prompt, generation_config: Any) -> _Request:
-        """Check a request, and make its sequences, before anything is added."""
-        params = self._parameters(generation_config)
-        tokens = self._tokenize(prompt)
-        if not 1 <= len(tokens) <= self.config.max_input_len:
-            raise ConfigError(
-                f"A prompt has 1 to max_input_len={self.config.max_input_len} tokens. Found {len(tokens)}. Shorten it, "
-                "or raise max_input_len of the InferenceConfig."
-            )
-        ends = {*params.stop_token_ids, *(() if params.ignore_eos else self._end_tokens)}
-        sequences = [
-            Sequence(tokens, params, params.max_tokens or self.config.max_output_len, frozenset(ends), index)
-            for index in range(params.n)
-        ]
-        for sequence in sequences[1:]:
-            sequence.leader = sequences[0]
-        streams = {sequence: TextStream(self.tokenizer, params.stop) for sequence in sequences}
-        return _Request(prompt if isinstance(prompt, str) else None, streams)
+    def _generate(self, new: Items[tuple[RequestId | None, Prompt, Any]]) -> list[RequestOutput]:
+        """Add requests, and finish all that there are: those that were added before are the first."""
+        self._weights.check_requests(new)
+        prepared = [self._build(prompt, config) for _, prompt, config in new]
+        finished: dict[RequestId, RequestOutput] = dict.fromkeys(self._requests)  # type: ignore[arg-type] (filled below)
+        ids: list[RequestId] = []
+        try:
+            for (request_id, *_), request in zip(new, prepared, strict=True):
+                ids.append(self._add(request_id, request))
+            finished |= dict.fromkeys(ids)  # type: ignore[arg-type] (as above)
+            with self._weights_in_use():
+                while self._requests:
+                    finished |= {output.request_id: output for output in self.step() if output.is_finished}
+        finally:
+            for request_id in ids:
+                self.abort(request_id)  # those that an exception leaves behind
+        return list(finished.values())
 
-    def _parameters(self, given: Any) -> SamplingParams:
-        if given is None:
-            params = SamplingParams(temperature=0.0)
-        else:
-            params = given if isinstance(given, SamplingParams) else SamplingParams.from_generation_config(given)
-        if params.max_tokens is not None and params.max_tokens > self.config.max_output_len:
-            raise ConfigError(
-                f"max_tokens of a request is at most max_output_len={self.config.max_output_len}. Found "
-                f"{params.max_tokens}. Lower it, or raise max_output_len of the InferenceConfig."
-            )
-        if params.stop and self.tokenizer is None:
-            raise ConfigError(
-                f"Stop strings are looked for in the text of an output. Found stop={params.stop} for an engine without "
-                "a tokenizer. Pass the engine one, or stop_token_ids."
-            )
-        return params
-
-    def _tokenize(self, prompt: Prompt) -> tuple[int, ...]:
-        if not isinstance(prompt, str):
-            vocabulary = self.model.get_input_embeddings().num_embeddings  # pyright: ignore[reportCallIssue]
-            wrong = [each for each in prompt if not isinstance(each, int) or not 0 <= each < vocabulary]
-            if wrong:
-                raise ConfigError(
-                    f"Tokens of a prompt are integers from 0 to {vocabulary - 1}. Found {wrong[0]!r}. Pass tokens of "
-                    "the tokenizer of this model."
-                )
-            return tuple(prompt)
-        if self.tokenizer is None:
-            raise ConfigError(
-                "A prompt is tokens where the engine has no tokenizer. Found a text. Pass the engine a tokenizer, or "
-                "tokens."
-            )
-        return tuple(self.tokenizer(prompt)["input_ids"])
+    @contextmanager
+    def _weights_in_use(self) -> Generator[None]:
+        """Compute with the newest weights, also of tokens that older ones had computed."""
+        with self._weights.in_use() as are_new:
+            if are_new:
+                self._scheduler.restart()
+            yield
 
     def _new_id(self) -> int:
         while self._next_id in self._requests:
@@ -343,7 +326,14 @@ class InferenceEngine:
         self._next_id += 1
         return self._next_id - 1
 
-    def _add(self, request_id: RequestId, request: _Request) -> RequestId:
+    def _add(self, request_id: RequestId | None, request: Request) -> RequestId:
+        if request_id in self._requests:
+            raise ConfigError(
+                f"Each request that is not finished has an id of its own. Found {request_id!r}, which is in use. Pass "
+                "another one, or none."
+            )
+        if request_id is None:
+            request_id = self._new_id()
         self._requests[request_id] = request
         for sequence in request.sequences:
             self._owner[sequence] = request_id
@@ -376,7 +366,7 @@ class InferenceEngine:
                     del self._owner[sequence]
         return outputs
 
-    def _output(self, request_id: RequestId, request: _Request) -> RequestOutput:
+    def _output(self, request_id: RequestId, request: Request) -> RequestOutput:
         first = next(iter(request.sequences))
         outputs = tuple(
             CompletionOutput(

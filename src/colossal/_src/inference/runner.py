@@ -8,7 +8,7 @@ fixed size would not do: another row of a matrix product is computed by another 
 """
 
 import operator
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from inspect import signature
 from typing import Any
@@ -45,9 +45,17 @@ class ModelRunner:
     """Turns chunks into batches, and batches into logits."""
 
     def __init__(
-        self, model: nn.Module, *, num_rows: int, max_length: int, num_pages: int, page_size: int, batch_invariant: bool
+        self,
+        model: nn.Module,
+        *,
+        num_rows: int,
+        max_length: int,
+        num_pages: int,
+        page_size: int,
+        batch_invariant: bool,
+        forward: Callable[..., Any] | None = None,
     ) -> None:
-        self._model = model
+        self._forward_of_model = model if forward is None else forward
         self._page_size = page_size
         self._batch_invariant = batch_invariant
         self._device = next(model.parameters()).device
@@ -145,7 +153,7 @@ class ModelRunner:
         if is_kept:
             self._last_tables = []  # what an exception leaves half written is not continued
         with torch.no_grad():
-            logits = self._model(**arguments).logits[:, -1]
+            logits = self._forward_of_model(**arguments).logits[:, -1]
         if is_kept:
             self._last_tables, self._last_ends = tables, ends
             self._spare_columns = self._spare_columns - 1 if continues else _SPARE_COLUMNS
