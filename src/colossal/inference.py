@@ -8,6 +8,7 @@ from colossal._src.inference import (
     InferenceEngine,
     LaunchedEngine,
     ListCache,
+    LogprobGap,
     MissCacheError,
     QueueFullError,
     RequestOutput,
@@ -15,7 +16,10 @@ from colossal._src.inference import (
     SubmitEntry,
     TaskEntry,
     TokenLogprob,
+    batch_invariant,
     launch_engine,
+    logprob_gap,
+    output_logprobs,
 )
 
 __all__ = [
@@ -26,6 +30,7 @@ __all__ = [
     "InferenceEngine",
     "LaunchedEngine",
     "ListCache",
+    "LogprobGap",
     "MissCacheError",
     "QueueFullError",
     "RequestOutput",
@@ -33,5 +38,8 @@ __all__ = [
     "SubmitEntry",
     "TaskEntry",
     "TokenLogprob",
+    "batch_invariant",
     "launch_engine",
+    "logprob_gap",
+    "output_logprobs",
 ]

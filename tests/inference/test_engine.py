@@ -222,7 +222,9 @@ def test_a_character_of_several_tokens_comes_when_it_is_complete(llama) -> None:
 
     engine = make_engine(llama, SimpleNamespace(decode=decode, eos_token_id=None))
     engine.add_request([5, 6], greedy(4))
-    stream = next(iter(engine._requests[0].sequences.values()))
+    request = engine._requests.get(0)
+    assert request is not None
+    stream = next(iter(request.sequences.values()))
     texts: list[str] = []
     for token in (0, 1, 0):
         stream.add(token)

@@ -1,7 +1,9 @@
 """Generation for many requests at once, on pages of keys and values."""
 
+from colossal._src.inference.batch_invariance import batch_invariant
 from colossal._src.inference.config import InferenceConfig
 from colossal._src.inference.engine import InferenceEngine
+from colossal._src.inference.logprobs import LogprobGap, logprob_gap, output_logprobs
 from colossal._src.inference.online import (
     BatchManagerForGeneration,
     LaunchedEngine,
@@ -24,6 +26,7 @@ __all__ = [
     "InferenceEngine",
     "LaunchedEngine",
     "ListCache",
+    "LogprobGap",
     "MissCacheError",
     "QueueFullError",
     "RequestOutput",
@@ -31,5 +34,8 @@ __all__ = [
     "SubmitEntry",
     "TaskEntry",
     "TokenLogprob",
+    "batch_invariant",
     "launch_engine",
+    "logprob_gap",
+    "output_logprobs",
 ]

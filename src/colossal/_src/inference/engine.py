@@ -1,29 +1,30 @@
 """Generates text for many requests at once."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Generator, Mapping
 from collections.abc import Sequence as Items
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from os import PathLike, fspath
-from typing import Any
+from typing import Any, Literal, overload
 
 import torch
 from torch import nn
 
 from colossal._src.inference.chunking import AnyChunks, FixedChunks
 from colossal._src.inference.config import InferenceConfig
+from colossal._src.inference.documented_generate import requests_of, texts_of
 from colossal._src.inference.follower import follow, follow_generate
 from colossal._src.inference.model_facts import check_length, load_model
 from colossal._src.inference.pages import PagePool
 from colossal._src.inference.peers import Message, Peers, form_mesh
-from colossal._src.inference.preparation import Prompt, Request, RequestPreparer
+from colossal._src.inference.preparation import NewRequest, Prompt, Request, RequestPreparer, new_requests
+from colossal._src.inference.request_table import RequestId, RequestTable
 from colossal._src.inference.requests import RequestOutput, Sequence
 from colossal._src.inference.sampling import SampledToken, Sampler
 from colossal._src.inference.scheduler import Scheduler, StepPlan
 from colossal._src.inference.statistics import EngineStatistics
 from colossal._src.inference.step_record import StepRecorder
+from colossal._src.inference.weights import FixedWeights, weights_of
 from colossal.errors import ConfigError
-
-RequestId = int | str
 
 
 class InferenceEngine:
@@ -34,27 +35,33 @@ class InferenceEngine:
     nothing but keys and values works, with its own forward. The engine uses the parameters of the model where they are:
     after they have changed, `reset_prefix_cache` forgets what the old ones computed.
 
+    A model that a Booster trains generates with its newest weights, in evaluation mode whatever mode it is in, and goes
+    on training as if it had not: the engine finds out by itself that weights have changed. All ranks call `generate`,
+    or `step`, together. With tensor parallelism all ranks of a group have the same requests; those of other
+    data-parallel ranks may differ. Gemini and FSDP gather all parameters meanwhile, once a call.
+
     With `tp_size` ranks shard the model, and each has the pages of its own heads. The first of them schedules and
     samples. All ranks call `generate` with the same prompts, and get the same outputs; or the first one calls
     `add_request` and `step`, and in the end `close`, while the others `follow`.
 
     Args:
-        model_or_path: A causal language model of transformers in evaluation mode, or a folder that has one. Ranks shard
-            it in place; of a folder with safetensors files each reads its shard only.
+        model_or_path: A causal language model of transformers, boosted, or in evaluation mode; or a folder that has
+            one. With `tp_size` ranks shard it in place; of a folder with safetensors files each reads its shard only.
         tokenizer: A tokenizer of transformers. None takes that of the folder, and for a model none: prompts are then
             tokens, and outputs have no text.
         inference_config: How much it holds and computes at once.
 
     Attributes:
         config: How much it holds and computes at once.
-        model: The model.
+        model: The model of transformers.
         tokenizer: The tokenizer, or None.
 
     Raises:
         ConfigError: The model is in training mode, has another dtype or fewer positions than the configuration says, or
-            differs between ranks; or there are no `tp_size` ranks.
-        UnsupportedError: The model has an encoder, keeps other states than keys and values, or is to be sharded and of
-            a family without a table.
+            differs between ranks; there are no `tp_size` ranks, or it is boosted and `tp_size` is not 1.
+        UnsupportedError: The model has an encoder, keeps other states than keys and values, is to be sharded and of a
+            family without a table, or is boosted with pipeline stages, sequence parallelism, or experts that ranks with
+            other requests use.
         PlanError: Its heads cannot be sharded over so many ranks.
 
     Communication: digests of the parameters are compared; then, in every step, a broadcast of what is to be computed,
@@ -85,9 +92,11 @@ class InferenceEngine:
         config = InferenceConfig() if inference_config is None else inference_config
         mesh = form_mesh(config)
         if isinstance(model_or_path, nn.Module):
-            model = model_or_path
+            self._weights = weights_of(model_or_path, config)
         else:
             model, tokenizer = load_model(fspath(model_or_path), tokenizer, config.dtype, lazily=mesh is not None)
+            self._weights = FixedWeights(model)
+        model = self._weights.model
         check_model(model)
         check_length(model, config)
         self.config = config
@@ -103,6 +112,7 @@ class InferenceEngine:
             num_pages=config.total_blocks,
             page_size=config.block_size,
             batch_invariant=config.batch_invariant,
+            forward=self._weights.forward,
             full_logits=None if mesh is None else shard(model, mesh),
         )
         self._scheduler = Scheduler(
@@ -113,48 +123,92 @@ class InferenceEngine:
             output_reserve=config.output_reserve,
             shares_prefixes=config.prefix_cache,
         )
-        self._sampler = Sampler()
-        self._requests: dict[RequestId, Request] = {}
-        self._owner: dict[Sequence, RequestId] = {}
-        self._next_id = 0
+        self._sampler = Sampler(self._weights.seed)
+        self._requests = RequestTable()
         self._num_steps = 0
         self._num_generated = 0
 
-    def generate(self, prompts: Prompt | Items[Prompt], generation_config: Any = None) -> list[RequestOutput]:
+    @overload
+    def generate(
+        self, requests: Prompt | Items[Prompt], parameters: Any = None, /, *, generation_config: Any = None
+    ) -> list[RequestOutput]: ...
+
+    @overload
+    def generate(
+        self,
+        /,
+        *,
+        request_ids: RequestId | Items[RequestId] | None = None,
+        prompts: str | Items[str] | None = None,
+        prompts_token_ids: Any = None,
+        return_token_ids: Literal[False] = False,
+        generation_config: Any = None,
+    ) -> list[str]: ...
+
+    @overload
+    def generate(
+        self,
+        /,
+        *,
+        request_ids: RequestId | Items[RequestId] | None = None,
+        prompts: str | Items[str] | None = None,
+        prompts_token_ids: Any = None,
+        return_token_ids: Literal[True],
+        generation_config: Any = None,
+    ) -> tuple[list[str], list[list[int]]]: ...
+
+    def generate(
+        self,
+        requests: Prompt | Items[Prompt] | None = None,
+        parameters: Any = None,
+        /,
+        *,
+        request_ids: RequestId | Items[RequestId] | None = None,
+        prompts: str | Items[str] | None = None,
+        prompts_token_ids: Any = None,
+        return_token_ids: bool = False,
+        generation_config: Any = None,
+    ) -> Any:
         """Generate for some prompts, until all of them are finished.
 
+        There are two forms. `generate(requests, parameters)` returns all that there is of each output. With keywords
+        alone it returns texts, as in earlier versions, also of requests that were added before.
+
         Args:
-            prompts: Texts, or lists of tokens, or one of them.
-            generation_config: `SamplingParams` or a `transformers.GenerationConfig` for all prompts, or a list with one
-                for each. None takes the most probable tokens.
+            requests: Prompts: texts, or lists of tokens, or one of them.
+            parameters: `SamplingParams` or a `transformers.GenerationConfig` for all prompts, or a list with one for
+                each. None takes the most probable tokens.
+            request_ids: Ids of the prompts, or of one; numbers by default.
+            prompts: Texts, or one text.
+            prompts_token_ids: Their tokens, or those of prompts without texts: lists, or an array or tensor, (prompts,
+                tokens).
+            return_token_ids: Return the tokens of the outputs too.
+            generation_config: Another name of `parameters`.
 
         Returns:
-            The outputs in the order of the prompts.
+            A `RequestOutput` for each prompt, in their order. With keywords alone a text for each output, prompt and
+            output together, in the order of their ids; and if they are asked for, also the tokens of each output
+            without those of the prompt.
 
         Raises:
-            ConfigError: A prompt is empty or too long, parameters do not fit the engine, it has other requests, the
-                model is in training mode, or ranks have different prompts.
+            ConfigError: A prompt is empty or too long, parameters do not fit the engine, the model is in training mode,
+                or ranks that shard it pass others; in the first form it has other requests; in the second it has no
+                tokenizer.
             CommunicationError: A rank has failed, or is lost.
 
-        Communication: of its steps; before and after them, prompts and outputs are gathered from all ranks.
+        Communication: of its steps; on ranks that shard the model, before and after them, prompts and outputs are
+        gathered from all of them.
         """
-        self._check_evaluates()
-        if self._requests:
+        chosen = parameters if generation_config is None else generation_config
+        if requests is None:
+            new = requests_of(self.tokenizer, request_ids, prompts, prompts_token_ids, chosen)
+            return texts_of(self.tokenizer, self._generate(new), return_token_ids)
+        if self.has_requests:
             raise ConfigError(
                 f"generate returns outputs of its own prompts. Found {len(self._requests)} requests that were added "
                 "before, whose outputs would be lost. Call step until has_requests is False, or abort them."
             )
-        requests = self._preparer.prepare_all(prompts, generation_config)
-        if self._peers is None:
-            return self._generate(requests)
-        described = "\n".join(request.describe() for request in requests)
-        if not self._peers.is_first:
-            return follow_generate(self._peers, self._runner, described)
-        self._peers.send(Message.GENERATE)
-        self._peers.check_prompts(described)
-        outputs = self._generate(requests)
-        self._peers.send(Message.OUTPUTS)
-        return self._peers.share(outputs)
+        return self._generate(new_requests(requests, chosen))
 
     def add_request(
         self, prompt: Prompt, generation_config: Any = None, *, request_id: RequestId | None = None
@@ -175,13 +229,8 @@ class InferenceEngine:
                 not the first of the ranks that shard the model.
         """
         self._check_is_first("add_request")
-        request = self._preparer.prepare(prompt, generation_config)
-        if request_id in self._requests:
-            raise ConfigError(
-                f"Each request that is not finished has an id of its own. Found {request_id!r}, which is in use. Pass "
-                "another one, or none."
-            )
-        return self._add(self._new_id() if request_id is None else request_id, request)
+        self._weights.check_requests((prompt, generation_config, request_id))
+        return self._add(request_id, self._preparer.prepare(prompt, generation_config))
 
     @property
     def takes_requests(self) -> bool:
@@ -196,7 +245,7 @@ class InferenceEngine:
     @property
     def has_requests(self) -> bool:
         """Whether a step has something to compute."""
-        return bool(self._requests)
+        return len(self._requests) > 0
 
     def step(self) -> list[RequestOutput]:
         """Compute some tokens of the requests that wait or run.
@@ -210,14 +259,14 @@ class InferenceEngine:
 
         Communication: a broadcast, and what the layers of a sharded model need; also if there is nothing to compute.
         """
-        self._check_evaluates()
         self._check_is_first("step")
-        with self._failures_are_told():
-            plan = self._scheduler.plan()
-            record = self._recorder.record(plan)
-        if self._peers is not None:
-            self._peers.send(Message.STEP, record.to_integers())
-        logits = self._runner.run(record)  # where ranks fail together, or lose one that does
+        with self._weights_in_use():
+            with self._failures_are_told():
+                plan = self._scheduler.plan()
+                record = self._recorder.record(plan)
+            if self._peers is not None:
+                self._peers.send(Message.STEP, record.to_integers())
+            logits = self._runner.run(record)  # where ranks fail together, or lose one that does
         with self._failures_are_told():
             return self._take_step(plan, logits)
 
@@ -238,7 +287,8 @@ class InferenceEngine:
         self._check_is_first("prompt_logits")
         if self._peers is not None:
             self._peers.send(Message.LOGITS, prompt)
-        return self._runner.prompt_logits(prompt)
+        with self._weights_in_use():
+            return self._runner.prompt_logits(prompt)
 
     def follow(self) -> None:
         """On all ranks of a sharded model but the first: compute the steps of that one, until it calls `close`.
@@ -280,7 +330,7 @@ class InferenceEngine:
         for sequence in request.sequences:
             if not sequence.is_finished:
                 self._finish(sequence, "abort")
-        [output] = self._collect([request_id])
+        [output] = self._requests.collect([request_id])
         return output
 
     def reset_prefix_cache(self) -> None:
@@ -299,53 +349,55 @@ class InferenceEngine:
     @property
     def statistics(self) -> EngineStatistics:
         """What the engine holds, and has done since it was built."""
-        scheduler, pool = self._scheduler, self._scheduler.pool
-        return EngineStatistics(
-            num_waiting=len(scheduler.waiting),
-            num_running=len(scheduler.running),
-            num_pages=pool.num_pages,
-            num_used_pages=pool.num_pages - pool.num_free,
-            num_cached_pages=pool.num_cached,
-            num_steps=self._num_steps,
-            num_prompt_tokens=scheduler.num_admitted_tokens,
-            num_hit_tokens=scheduler.num_hit_tokens,
-            num_generated_tokens=self._num_generated,
-            num_preempted=scheduler.num_preempted,
-        )
+        return EngineStatistics.of(self._scheduler, num_steps=self._num_steps, num_generated=self._num_generated)
 
     # ------------------------------------------------------------------------------------------ requests
 
-    def _generate(self, requests: Items[Request]) -> list[RequestOutput]:
-        ids = [self._add(self._new_id(), request) for request in requests]
+    def _generate(self, new: Items[NewRequest]) -> list[RequestOutput]:
+        """Finish some requests, and those that were added before; on all ranks that shard the model."""
+        self._weights.check_requests(new)
+        with self._weights_in_use():
+            requests = [(request_id, self._preparer.prepare(prompt, config)) for request_id, prompt, config in new]
+            if self._peers is None:
+                return self._finish_all(requests)
+            described = "\n".join(f"{request_id} {request.describe()}" for request_id, request in requests)
+            if not self._peers.is_first:
+                return follow_generate(self._peers, self._runner, described)
+            self._peers.send(Message.GENERATE)
+            self._peers.check_prompts(described)
+            outputs = self._finish_all(requests)
+            self._peers.send(Message.OUTPUTS)
+            return self._peers.share(outputs)
+
+    def _finish_all(self, new: Items[tuple[RequestId | None, Request]]) -> list[RequestOutput]:
+        ids = self._requests.ids()
+        num_before = len(ids)
         finished: dict[RequestId, RequestOutput] = {}
         try:
-            while self._requests:
+            for request_id, request in new:
+                ids.append(self._add(request_id, request))
+            while self.has_requests:
                 finished |= {output.request_id: output for output in self.step() if output.is_finished}
         finally:
-            for request_id in ids:
+            for request_id in ids[num_before:]:
                 self.abort(request_id)  # those that an exception leaves behind
         return [finished[request_id] for request_id in ids]
 
-    def _new_id(self) -> int:
-        while self._next_id in self._requests:
-            self._next_id += 1
-        self._next_id += 1
-        return self._next_id - 1
-
-    def _add(self, request_id: RequestId, request: Request) -> RequestId:
-        self._requests[request_id] = request
+    def _add(self, request_id: RequestId | None, request: Request) -> RequestId:
+        found = self._requests.add(request_id, request)
         for sequence in request.sequences:
-            self._owner[sequence] = request_id
             self._scheduler.add(sequence)
-        return request_id
+        return found
+
+    @contextmanager
+    def _weights_in_use(self) -> Generator[None]:
+        """Compute with the newest weights, also of tokens that older ones had computed."""
+        with self._weights.in_use() as are_new:
+            if are_new:
+                self._scheduler.restart()
+            yield
 
     # ------------------------------------------------------------------------------------------ ranks
-
-    def _check_evaluates(self) -> None:
-        if self.model.training:
-            raise ConfigError(
-                "A model generates in evaluation mode, without dropout. Found one in training mode. Call model.eval()."
-            )
 
     def _check_is_first(self, name: str) -> None:
         if self._peers is not None and not self.takes_requests:
@@ -368,11 +420,11 @@ class InferenceEngine:
             self._append(sequence, token)
         self._num_steps += bool(plan)
         self._num_generated += len(sampled)
-        return self._collect({self._owner[sequence]: None for sequence in sampled})
+        return self._requests.collect({self._requests.owner(sequence): None for sequence in sampled})
 
     def _append(self, sequence: Sequence, sampled: SampledToken) -> None:
         """Give a sequence its next token, and end it if that is the last one."""
-        stream = self._requests[self._owner[sequence]].sequences[sequence]
+        stream = self._requests.stream(sequence)
         sequence.outputs.append(sampled.token_id)
         if sampled.logprob is not None:
             sequence.logprobs.append(sampled.logprob)
@@ -384,12 +436,3 @@ class InferenceEngine:
     def _finish(self, sequence: Sequence, reason: str) -> None:
         self._scheduler.finish(sequence, reason)
         self._sampler.forget(sequence)
-
-    def _collect(self, request_ids: Iterable[RequestId]) -> list[RequestOutput]:
-        """What there is of requests; those that are finished are forgotten."""
-        outputs = [self._requests[request_id].output(request_id) for request_id in request_ids]
-        for output in outputs:
-            if output.is_finished:
-                for sequence in self._requests.pop(output.request_id).sequences:
-                    del self._owner[sequence]
-        return outputs

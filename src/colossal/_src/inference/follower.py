@@ -1,13 +1,17 @@
 """What the ranks do that neither schedule nor sample: compute what the messages of the first rank say."""
 
+from typing import TYPE_CHECKING
+
 from colossal._src.inference.peers import Message, Peers, failure_of
 from colossal._src.inference.requests import RequestOutput
-from colossal._src.inference.runner import ModelRunner
 from colossal._src.inference.step_record import StepRecord
 from colossal.errors import ConfigError
 
+if TYPE_CHECKING:
+    from colossal._src.inference.runner import ModelRunner
 
-def follow(peers: Peers, runner: ModelRunner) -> None:
+
+def follow(peers: Peers, runner: "ModelRunner") -> None:
     """Compute until the first rank takes no more requests; what it generates for is up to that one."""
     while True:
         kind, values = peers.receive()
@@ -25,7 +29,7 @@ def follow(peers: Peers, runner: ModelRunner) -> None:
             runner.run(StepRecord.from_integers(values))
 
 
-def follow_generate(peers: Peers, runner: ModelRunner, requests: str) -> list[RequestOutput]:
+def follow_generate(peers: Peers, runner: "ModelRunner", requests: str) -> list[RequestOutput]:
     """Compute until the first rank has generated for prompts that this one has too."""
     kind, values = peers.receive()
     if kind is not Message.GENERATE:

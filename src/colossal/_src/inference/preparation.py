@@ -13,6 +13,8 @@ from colossal._src.inference.text import TextStream
 from colossal.errors import ConfigError
 
 Prompt = str | Items[int]
+NewRequest = tuple[int | str | None, Prompt, Any]
+"""Id, prompt and parameters."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +44,20 @@ class Request:
         return RequestOutput(request_id, self.prompt, next(iter(self.sequences)).prompt, outputs)
 
 
+def new_requests(prompts: Prompt | Items[Prompt], generation_config: Any) -> list[NewRequest]:
+    """Give the prompts of one call their generation config: one for all, or one each."""
+    is_one = isinstance(prompts, str) or any(isinstance(each, int) for each in prompts)
+    all_prompts: list[Any] = [prompts] if is_one else list(prompts)
+    is_list = isinstance(generation_config, list | tuple)
+    parameters = list(generation_config) if is_list else [generation_config] * len(all_prompts)
+    if len(parameters) != len(all_prompts):
+        raise ConfigError(
+            f"There is one generation config for all prompts, or one for each. Found {len(parameters)} for "
+            f"{len(all_prompts)} prompts. Pass one, or as many."
+        )
+    return [(None, prompt, each) for prompt, each in zip(all_prompts, parameters, strict=True)]
+
+
 class RequestPreparer:
     """Knows what a request can ask of an engine."""
 
@@ -69,19 +85,6 @@ class RequestPreparer:
             sequence.leader = sequences[0]
         streams = {sequence: TextStream(self._tokenizer, params.stop) for sequence in sequences}
         return Request(prompt if isinstance(prompt, str) else None, streams)
-
-    def prepare_all(self, prompts: Prompt | Items[Prompt], generation_config: Any) -> list[Request]:
-        """Check the prompts of one call, which have one generation config, or one each."""
-        is_one = isinstance(prompts, str) or any(isinstance(each, int) for each in prompts)
-        all_prompts: list[Any] = [prompts] if is_one else list(prompts)
-        is_list = isinstance(generation_config, list | tuple)
-        parameters = list(generation_config) if is_list else [generation_config] * len(all_prompts)
-        if len(parameters) != len(all_prompts):
-            raise ConfigError(
-                f"There is one generation config for all prompts, or one for each. Found {len(parameters)} for "
-                f"{len(all_prompts)} prompts. Pass one, or as many."
-            )
-        return [self.prepare(prompt, each) for prompt, each in zip(all_prompts, parameters, strict=True)]
 
     def _parameters(self, given: Any) -> SamplingParams:
         if given is None:

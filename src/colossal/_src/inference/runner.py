@@ -32,7 +32,7 @@ _SHORT = 16
 
 
 class ModelRunner:
-    """Turns chunks into batches, and batches into logits.
+    """Turns chunks into batches, and batches into logits, by a model, or a function that runs it.
 
     `full_logits` makes those of all vocabulary entries from what the model returns, which may be those of a rank.
     """
@@ -46,9 +46,10 @@ class ModelRunner:
         num_pages: int,
         page_size: int,
         batch_invariant: bool,
+        forward: Callable[..., Any] | None = None,
         full_logits: Callable[[torch.Tensor], torch.Tensor] | None = None,
     ) -> None:
-        self._model = model
+        self._forward_of_model = model if forward is None else forward
         self._page_size = page_size
         self._batch_invariant = batch_invariant
         self._full_logits = full_logits
@@ -89,7 +90,7 @@ class ModelRunner:
         """Compute the logits of all tokens of a prompt, (tokens, vocabulary), without pages."""
         ids = torch.tensor([list(prompt)], device=self._device)
         with torch.no_grad():
-            logits = self._model(input_ids=ids, use_cache=False).logits[0]
+            logits = self._forward_of_model(input_ids=ids, use_cache=False).logits[0]
         return logits if self._full_logits is None else self._full_logits(logits)
 
     def _batches(self, chunks: Sequence[ChunkRecord]) -> Iterator[list[int]]:
@@ -121,15 +122,10 @@ class ModelRunner:
         new = positions[:, kv_length - query_length :]
         is_new = is_token[:, kv_length - query_length :] & (new >= starts[:, None])
         has_padding = not is_new.all()
-<<<<<<< HEAD
-        tables = [chunk.sequence.table for chunk in batch]
+        tables = [chunk.table for chunk in batch]
         is_single = query_length == 1 and not self._batch_invariant and bool(starts.any())  # else nothing is read
         in_pages = self._in_pages(rows, ends) if is_single and not self._cache.has_gathered else None
         is_kept = is_single and in_pages is None
-=======
-        tables = [chunk.table for chunk in batch]
-        is_kept = query_length == 1 and not self._batch_invariant and bool(starts.any())  # else nothing is read
->>>>>>> fix-44tp
         continues = is_kept and self._continues(tables, starts)
         read = np.pad(slots, ((0, 0), (0, _SPARE_COLUMNS)), constant_values=NULL_PAGE) if is_kept else slots
         self._cache.begin(
@@ -156,23 +152,19 @@ class ModelRunner:
         if is_kept:
             self._last_tables = []  # what an exception leaves half written is not continued
         with torch.no_grad(), attention_in_pages(self._configs, in_pages):
-            logits = self._model(**arguments).logits[:, -1]
+            logits = self._forward_of_model(**arguments).logits[:, -1]
         if is_kept:
             self._last_tables, self._last_ends = tables, ends
             self._spare_columns = self._spare_columns - 1 if continues else _SPARE_COLUMNS
         return logits
 
-<<<<<<< HEAD
     def _in_pages(self, rows: np.ndarray[Any, Any], ends: np.ndarray[Any, Any]) -> PagedBatch | None:
         if not self._configs:
             return None
         tokens = PagedTokens(torch.from_numpy(self._slots), torch.from_numpy(rows), torch.from_numpy(ends))
         return PagedBatch(tokens, int(ends.max()))
 
-    def _continues(self, tables: list[list[int]], starts: np.ndarray[Any, Any]) -> bool:
-=======
     def _continues(self, tables: list[int], starts: np.ndarray[Any, Any]) -> bool:
->>>>>>> fix-44tp
         """Whether a batch has the rows of the last one that computed one token a row, with this token behind them."""
         return tables == self._last_tables and self._spare_columns > 0 and bool((starts == self._last_ends).all())
 

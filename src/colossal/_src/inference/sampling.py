@@ -23,10 +23,11 @@ class SampledToken:
 
 
 class Sampler:
-    """Keeps the random numbers of each sequence."""
+    """Keeps the random numbers of each sequence; those without a seed draw it from one of the engine, if it has one."""
 
-    def __init__(self) -> None:
+    def __init__(self, seed: int | None = None) -> None:
         self._random: dict[Sequence, Random] = {}
+        self._seeds = None if seed is None else Random(seed)  # noqa: S311
 
     def forget(self, sequence: Sequence) -> None:
         """Drop what belongs to a sequence that is finished."""
@@ -66,6 +67,8 @@ class Sampler:
         found = self._random.get(sequence)
         if found is None:
             seed = sequence.params.seed
+            if seed is None and self._seeds is not None:
+                seed = self._seeds.getrandbits(64)
             # a string is hashed: outputs of one request, and neighbouring seeds, have nothing in common
             found = self._random[sequence] = Random(None if seed is None else f"{seed}/{sequence.index}")  # noqa: S311
         return found

@@ -107,6 +107,12 @@ class Scheduler:
         sequence.state = State.FINISHED
         sequence.finish_reason = reason
 
+    def restart(self) -> None:
+        """Let all sequences be computed anew, as no page holds what new weights would compute."""
+        while self.running:
+            self._preempt_last()
+        self.pool.forget_prefixes()
+
     def check_integrity(self) -> None:
         """Compare the pool with the tables of all sequences."""
         self.pool.check_integrity(sequence.table for sequence in (*self.running, *self.waiting))
@@ -166,15 +172,19 @@ class Scheduler:
     def _make_room(self, sequence: Sequence, length: int) -> bool:
         """Allocate pages for more tokens, from the last sequences where none are free; False if it was itself last."""
         while not self.pool.can_allocate(self._missing_pages(sequence, length)):
-            last = self.running[-1]
-            self._stop(last)
-            last.state = State.WAITING
-            self.waiting.appendleft(last)
-            self.num_preempted += 1
-            if last is sequence:
+            if self._preempt_last() is sequence:
                 return False
         self._allocate(sequence, length)
         return True
+
+    def _preempt_last(self) -> Sequence:
+        """Take the pages of the last sequence back, which waits until it is computed again."""
+        last = self.running[-1]
+        self._stop(last)
+        last.state = State.WAITING
+        self.waiting.appendleft(last)
+        self.num_preempted += 1
+        return last
 
     def _missing_pages(self, sequence: Sequence, length: int) -> int:
         return max(self.pool.pages_for(sequence.num_computed + length) - len(sequence.table), 0)

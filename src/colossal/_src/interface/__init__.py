@@ -24,6 +24,7 @@ from colossal._src.interface.full_spec import FullModelSpec, FullOptimizerSpec, 
 from colossal._src.interface.guarded_params import ClippedByOptimizer, WorkingParameter, lift_guards
 from colossal._src.interface.model import (
     ModelWrapper,
+    forward_contexts_of,
     has_adapters,
     prepare_passes,
     random_streams_of,
@@ -89,6 +90,7 @@ __all__ = [
     "check_known",
     "check_optimizer",
     "copy_module",
+    "forward_contexts_of",
     "full_items",
     "full_spec_of",
     "full_state",

@@ -236,6 +236,17 @@ def unwrap_compiled(module: nn.Module) -> nn.Module:
     return compiled if isinstance(compiled, ModelWrapper | DistributedDataParallel) else module
 
 
+def forward_contexts_of(module: nn.Module) -> list[Callable[[], AbstractContextManager[Any]]]:
+    """Find what opens the contexts that forward passes of a boosted model run in, such as autocast; outermost first."""
+    contexts: list[Callable[[], AbstractContextManager[Any]]] = []
+    found: Any = unwrap_compiled(module)
+    while isinstance(found, ModelWrapper | DistributedDataParallel):
+        if isinstance(found, ModelWrapper):
+            contexts.append(found._forward_context)  # noqa: SLF001 (of this file)
+        found = unwrap_compiled(found.module)
+    return contexts
+
+
 def set_random_streams(model: ModelWrapper, streams: RandomStreams) -> None:
     """Set what forward passes of a boosted model draw their random numbers from, such as those of dropout."""
     model._streams = streams  # noqa: SLF001 (of this file)

@@ -11,6 +11,7 @@ from colossal._src.shardformer.balance_loss import balance_over_ranks
 from colossal._src.shardformer.causal_loss import ParallelCausalLoss
 from colossal._src.shardformer.conv1d import Conv1DCol, Conv1DRow
 from colossal._src.shardformer.fused_norm import fused_norm_of
+from colossal._src.shardformer.generation import ShardedGeneration, sharded_generation_of
 from colossal._src.shardformer.head_layers import HeadParallelEmbedding, ReplicatedKVLinear
 from colossal._src.shardformer.model_options import MODEL_OPTIONS, apply_options, choose_options
 from colossal._src.shardformer.plans import FAMILIES, plan_of
@@ -37,6 +38,7 @@ __all__ = [
     "SequenceParallelConfig",
     "ShardConfig",
     "ShardFormer",
+    "ShardedGeneration",
     "StyleContext",
     "apply_options",
     "balance_over_ranks",
@@ -50,6 +52,7 @@ __all__ = [
     "option_matrix",
     "plan_of",
     "shard_tokens",
+    "sharded_generation_of",
     "supported_options",
     "switch_checkpointing",
 ]

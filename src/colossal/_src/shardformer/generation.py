@@ -2,7 +2,8 @@
 
 import weakref
 from collections.abc import Generator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -19,12 +20,35 @@ _NUM_POSITIONAL = 5
 """Arguments of `generate` before `synced_gpus`."""
 
 
+@dataclass(frozen=True)
+class ShardedGeneration:
+    """How ranks generate together with a model of which they have shards."""
+
+    mesh: ParallelMesh
+    shards_vocabulary: bool
+    shards_tokens: bool
+    shares_experts: bool  # between ranks that may have different prompts
+
+    def full_logits(self, model: nn.Module) -> AbstractContextManager[None]:
+        """Open a context in which the model returns logits of all vocabulary entries, without gradients."""
+        return _full_logits(model, self.mesh) if self.shards_vocabulary else nullcontext()
+
+
+_SHARDED: "weakref.WeakKeyDictionary[nn.Module, ShardedGeneration]" = weakref.WeakKeyDictionary()
+
+
+def sharded_generation_of(model: nn.Module) -> ShardedGeneration | None:
+    """Find how ranks generate together with a model; None if no plan shards it."""
+    return _SHARDED.get(model)
+
+
 def adapt_generate(model: nn.Module, mesh: ParallelMesh, *, shards_vocabulary: bool, shards_tokens: bool) -> None:
     """Let `generate` of a model see the logits of the full vocabulary, and all of its experts, or refuse it."""
     if not hasattr(model, "generate"):
         return
     # where tp is a multiple of ep, the ranks that share experts have the same prompts
     shares_experts = mesh.size("tp") % mesh.size("ep") != 0
+    _SHARDED[model] = ShardedGeneration(mesh, shards_vocabulary, shards_tokens, shares_experts)
     if shards_tokens:
         found = "generate computes one token at a time. Found a model whose tokens are sharded over ranks."
         refuse([model], "generate", f"{found} {SAVE_AND_GENERATE}")

@@ -27,6 +27,8 @@ class LaunchedEngine:
             queries together, as they come.
         queue_size: The most queries that wait; 0 for any number.
 
+    Communication: none with a model of one rank, else that of the engine.
+
     Example:
         >>> import asyncio
         >>> from transformers import LlamaConfig, LlamaForCausalLM
@@ -191,6 +193,8 @@ def launch_engine(
         UnsupportedError: There is more than one rank, or the model is none that the engine can generate with.
 
     Source: the documented OPT service.
+
+    Communication: none with a model of one rank, else that of the engine.
 
     Example:
         >>> from transformers import OPTConfig, OPTForCausalLM

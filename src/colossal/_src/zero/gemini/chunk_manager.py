@@ -94,6 +94,23 @@ class ChunkManager:
             if not training and self._scatters and not self._depth:
                 self.release_all()
 
+    @contextmanager
+    def hold_all(self) -> Iterator[None]:
+        """Gather all chunks and keep them, so that passes without gradients inside are those of this rank alone.
+
+        Communication: all_gather, dp, the bytes of the chunks that are not gathered.
+        """
+        with torch.no_grad(), self.forward_pass():
+            for chunk in self.chunks:
+                chunk.num_pins += 1
+            try:
+                for chunk in self.chunks:
+                    self._use(chunk, is_traced=False)
+                yield
+            finally:
+                for chunk in self.chunks:
+                    chunk.num_pins -= 1
+
     def run_with_full(self, parameters: Sequence[nn.Parameter], call: Callable[[], Any]) -> Any:
         """Make a call that reads parameters, while their chunks are gathered."""
         is_backward = _in_backward()
