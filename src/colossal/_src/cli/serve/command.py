@@ -81,7 +81,7 @@ def command(context: click.Context, source: Path, **chosen: Any) -> None:
 
 def _join_ranks(size: int, context: click.Context) -> RankProcesses | None:
     """Form the process group of the ranks; return those that were started, if no launcher has started them."""
-    from colossal.cluster import launch_from_torch
+    from colossal._src.cluster import launch_from_torch
 
     ranks = None
     if "WORLD_SIZE" not in os.environ:
