@@ -3,6 +3,7 @@
 
 import gc
 from copy import deepcopy
+from functools import partial
 from typing import Any
 
 import pytest
@@ -12,14 +13,24 @@ from plugins import HYBRID, plugins
 from torch import distributed as dist
 
 from colossal.booster import Booster
+from colossal.booster.plugin import GeminiPlugin, LowLevelZeroPlugin
 from colossal.errors import ConfigError, UnsupportedError
 from colossal.inference import InferenceConfig, InferenceEngine, RequestOutput, SamplingParams, output_logprobs
 from colossal.testing import fake_world, run_processes
 
-PLUGINS = plugins("DDP", "FSDP", "ZeRO-1", "ZeRO-2", "Gemini", "tp2", "Gemini, tp2")
+PLUGINS = plugins("DDP", "FSDP", "ZeRO-1", "ZeRO-2", "Gemini", "tp2", "Gemini, tp2") | {
+    "ZeRO-1, overlapped": partial(LowLevelZeroPlugin, precision="fp32", overlap_allgather=True),
+    "Gemini, offloaded": partial(GeminiPlugin, precision="fp32", offload_optim_frac=1.0, offload_param_frac=1.0),
+    "tp2, ZeRO-1": partial(HYBRID, 2, 1, zero_stage=1),
+}
 CONFIG = InferenceConfig(max_input_len=32, max_output_len=32, block_size=4, max_tokens_per_step=16)
 GREEDY = SamplingParams(temperature=0.0, max_tokens=8)
 STEPS = 3
+
+
+def in_gate(*names: str) -> list[Any]:
+    """All plugins, of which those without these names are slow."""
+    return [name if name in names else pytest.param(name, marks=pytest.mark.slow) for name in PLUGINS]
 
 
 def boost(plugin: str, family: str = "gpt2") -> tuple[Booster, Any, Any]:
@@ -85,7 +96,7 @@ def compare_training(plugin: str) -> None:
     assert before != inside != after
 
 
-@pytest.mark.parametrize("plugin", PLUGINS)
+@pytest.mark.parametrize("plugin", in_gate("ZeRO-2", "FSDP", "Gemini, tp2"))
 def test_training_goes_on_as_if_nothing_was_generated(plugin: str) -> None:
     run_processes(compare_training, 2, plugin)
 
@@ -111,7 +122,7 @@ def compare_with_newest(plugin: str, family: str) -> None:
 
 
 @pytest.mark.parametrize("family", ["llama", pytest.param("gpt2", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("plugin", PLUGINS)
+@pytest.mark.parametrize("plugin", in_gate("DDP", "Gemini", "tp2"))
 def test_the_newest_weights_generate(plugin: str, family: str) -> None:
     run_processes(compare_with_newest, 2, plugin, family)
 
@@ -148,7 +159,7 @@ def generate_and_count(plugin: str) -> tuple[list[int], int]:
     return counted, num_bytes
 
 
-@pytest.mark.parametrize("plugin", PLUGINS)
+@pytest.mark.parametrize("plugin", in_gate("FSDP", "Gemini"))
 def test_there_is_no_second_copy(plugin: str) -> None:
     for (before, with_engine, after), num_bytes in run_processes(generate_and_count, 2, plugin):
         assert with_engine - before < num_bytes / 8, "pages, and nothing that was gathered"
