@@ -37,10 +37,10 @@ def build_tokenizer() -> Any:
 
 
 @cache
-def build_model() -> Any:
+def build_model(positions: int = 256) -> Any:
     """A model whose greedy outputs do not repeat themselves: strong weights in float64, its head not tied."""
     sizes: dict[str, Any] = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2}
-    sizes |= {"num_attention_heads": 4, "max_position_embeddings": 256, "vocab_size": len(build_tokenizer())}
+    sizes |= {"num_attention_heads": 4, "max_position_embeddings": positions, "vocab_size": len(build_tokenizer())}
     config: Any = LlamaConfig(eos_token_id=0, bos_token_id=None, **sizes)
     with torch.random.fork_rng():
         torch.manual_seed(0)
