@@ -27,6 +27,8 @@ class LaunchedEngine:
             queries together, as they come.
         queue_size: The most queries that wait; 0 for any number.
 
+    Communication: of the steps of an engine whose model ranks shard; else none.
+
     Example:
         >>> import asyncio
         >>> from transformers import LlamaConfig, LlamaForCausalLM
@@ -189,6 +191,8 @@ def launch_engine(
 
     Raises:
         UnsupportedError: There is more than one rank, or the model is none that the engine can generate with.
+
+    Communication: none; there is one rank.
 
     Source: the documented OPT service.
 
