@@ -27,7 +27,7 @@ class LaunchedEngine:
             queries together, as they come.
         queue_size: The most queries that wait; 0 for any number.
 
-    Communication: none with a model of one rank, else that of the engine.
+    Communication: of the steps of an engine whose model ranks shard; else none.
 
     Example:
         >>> import asyncio
@@ -192,9 +192,9 @@ def launch_engine(
     Raises:
         UnsupportedError: There is more than one rank, or the model is none that the engine can generate with.
 
-    Source: the documented OPT service.
+    Communication: none; there is one rank.
 
-    Communication: none with a model of one rank, else that of the engine.
+    Source: the documented OPT service.
 
     Example:
         >>> from transformers import OPTConfig, OPTForCausalLM
