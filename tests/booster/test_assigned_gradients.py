@@ -2,8 +2,10 @@
 """Gradients that a program computes or changes by itself count on all ranks, or an error says what to do."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
+import pytest
 import torch
 from plugins import plugins
 from torch import distributed as dist
@@ -14,6 +16,7 @@ from colossal.errors import ColossalError
 from colossal.testing import run_processes
 
 PLUGINS = plugins("DDP", "FSDP", "ZeRO-1", "ZeRO-2", "Gemini", "Hybrid with ZeRO-1")
+PLUGINS |= {"DDP, find": partial(PLUGINS["DDP"], find_unused_parameters=True)}
 DATA = torch.randn(3, 8, 6, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
 Program = Callable[[Any, Any, torch.Tensor, int], None]
 
@@ -58,8 +61,12 @@ def hook(model: Any, optimizer: Any, loss: torch.Tensor, number: int) -> None:
         model.unwrap()[2].weight.register_hook(lambda grad: grad * 0.5)
 
 
+def record(_model: Any, _optimizer: Any, loss: torch.Tensor, _number: int) -> None:
+    loss.backward(create_graph=True)
+
+
 PROGRAMS: dict[str, Program] = {
-    each.__name__: each for each in (assign, halve, unscale_and_halve, penalize, clear_states, hook)
+    each.__name__: each for each in (assign, halve, unscale_and_halve, penalize, clear_states, hook, record)
 }
 REFUSED = {
     ("assign", "Gemini"): "Use the state dict of the wrapped model",
@@ -69,6 +76,8 @@ REFUSED = {
     ("halve", "Hybrid with ZeRO-1"): "Call optimizer.unscale_grad()",
     ("penalize", "FSDP"): "Use weight_decay of the optimizer",
     ("penalize", "Gemini"): "Use the state dict of the wrapped model",
+    ("record", "DDP"): "by torch.autograd.grad(loss, list(model.parameters()), create_graph=True)",
+    ("record", "DDP, find"): "by torch.autograd.grad(loss, list(model.parameters()), create_graph=True)",
     ("hook", "FSDP"): "register_post_accumulate_grad_hook",
 }
 
@@ -95,6 +104,7 @@ def train_all() -> dict[tuple[str, str], Any]:
     return {(name, plugin): train(plugin, PROGRAMS[name]) for name, plugin in cases}
 
 
+@pytest.mark.filterwarnings("ignore:Using backward.. with create_graph")
 def test_gradients_that_a_program_assigns_or_changes() -> None:
     want = {name: train(None, program) for name, program in PROGRAMS.items()}
     for found in run_processes(train_all, 2):
@@ -105,6 +115,30 @@ def test_gradients_that_a_program_assigns_or_changes() -> None:
             assert not isinstance(state, str), (name, plugin, state)
             for key, value in want[name].items():
                 torch.testing.assert_close(state[key], value, msg=lambda text, at=(name, plugin): f"{at}: {text}")
+
+
+def assign_some() -> list[Any]:
+    """Assign gradients of parameters that differ from rank to rank, beside passes that are not the optimizer's."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 2)).double()
+    booster = Booster(device="cpu", plugin=PLUGINS["DDP, find"]())
+    boosted, optimizer, *_ = booster.boost(model, torch.optim.SGD(model.parameters(), lr=1.0))
+    before = [parameter.detach().clone() for parameter in model.parameters()]
+    own = list(model.parameters())[2 * dist.get_rank()]
+    own.grad = torch.ones_like(own)
+    optimizer.step()
+    moved = [old - new.detach() for old, new in zip(before, model.parameters(), strict=True)]
+    optimizer.zero_grad()
+    boosted(DATA[0].chunk(2)[dist.get_rank()]).square().mean().backward()
+    grads = [parameter.grad.clone() for parameter in model.parameters()]
+    optimizer.step()
+    assert all(torch.equal(grad, parameter.grad) for grad, parameter in zip(grads, model.parameters(), strict=True))
+    return [tensor.mean().item() for tensor in moved]
+
+
+def test_gradients_that_some_ranks_assign_count_where_passes_may_leave_them_out() -> None:
+    for moved in run_processes(assign_some, 2):
+        torch.testing.assert_close(moved, [0.5, 0.0, 0.5, 0.0])
 
 
 def roll_back(strict: bool) -> str:
