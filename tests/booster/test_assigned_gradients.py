@@ -12,7 +12,7 @@ from torch import distributed as dist
 from torch import nn
 
 from colossal.booster import Booster
-from colossal.errors import ColossalError
+from colossal.errors import ColossalError, ConfigError
 from colossal.testing import run_processes
 
 PLUGINS = plugins("DDP", "FSDP", "ZeRO-1", "ZeRO-2", "Gemini", "Hybrid with ZeRO-1")
@@ -142,7 +142,7 @@ def test_gradients_that_some_ranks_assign_count_where_passes_may_leave_them_out(
 
 
 def roll_back(strict: bool) -> str:
-    """Load what `state_dict()` gave to this rank, which is everything or nothing."""
+    """Load what `state_dict()` gave to this rank, which is everything or nothing, and is refused on all ranks."""
     boosted, *_ = Booster(device="cpu", plugin=PLUGINS["Gemini"]()).boost(nn.Linear(6, 2).double())
     try:
         boosted.load_state_dict(boosted.state_dict(), strict=strict)
@@ -153,7 +153,32 @@ def roll_back(strict: bool) -> str:
 
 def test_an_empty_state_is_not_loaded() -> None:
     for strict in (True, False):
-        first, second = run_processes(roll_back, 2, strict)
-        assert first == ""
-        assert "Found an empty one on rank 1" in second
-        assert "only_rank_0=False" in second
+        for message in run_processes(roll_back, 2, strict):
+            assert "Found an empty one on rank 1" in message
+            assert "only_rank_0=False" in message
+
+
+def read_state(plugin: str) -> str:
+    model = nn.Linear(6, 2).double()
+    booster = Booster(device="cpu", plugin=PLUGINS[plugin]())
+    boosted, optimizer, *_ = booster.boost(model, torch.optim.AdamW(model.parameters(), lr=0.1))
+    booster.backward(boosted(DATA[0]).square().mean(), optimizer)
+    optimizer.step()
+    assert all("exp_avg" in optimizer.state[parameter] for parameter in optimizer.parameters)
+    try:
+        optimizer.state[model.weight]["exp_avg"].mul_(0.5)
+    except ColossalError as error:
+        assert model.weight not in optimizer.state
+        full = optimizer.state_dict(only_rank_0=False)["state"]
+        with pytest.raises(ConfigError, match=r"Call state_dict\(\) on each rank|booster\.load_optimizer"):
+            optimizer.load_state_dict(optimizer.state_dict(only_rank_0=True))
+        assert full[0]["exp_avg"].shape == model.weight.shape
+        return str(error)
+    return ""
+
+
+def test_states_of_master_weights_are_not_those_of_parameters() -> None:
+    for plugin in ("ZeRO-1", "Gemini"):
+        for message in run_processes(read_state, 2, plugin):
+            assert 'optimizer.state_dict(only_rank_0=False)["state"][number]' in message, plugin
+    assert run_processes(read_state, 2, "DDP") == ["", ""]

@@ -9,9 +9,10 @@ those by kernels for many tensors.
 """
 
 import sys
+from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, final
 from weakref import ref
 
 import torch
@@ -154,6 +155,27 @@ def guard_parameters(held: Iterable[nn.Parameter], masters: MasterParams | None,
         _MASTERS[parameter] = ref(masters)
     for parameter in () if masters is None else masters.pairs:
         _MASTERS[parameter] = ref(masters)
+
+
+@final
+class GuardedState(defaultdict[Any, Any]):
+    """The states of an optimizer, which it has of what it holds, and not of the parameters of the model."""
+
+    def __missing__(self, parameter: Any) -> Any:
+        if isinstance(parameter, WorkingParameter) and _masters_of(parameter) is not None:
+            raise ConfigError(
+                "The optimizer holds float32 copies or shards of the parameters of the model, and has states of these. "
+                f"Found a read of the state of a parameter of the model, of shape {tuple(parameter.shape)}. Use those "
+                "of optimizer.parameters, or on all ranks the full ones, by number: "
+                'optimizer.state_dict(only_rank_0=False)["state"][number].'
+            )
+        return super().__missing__(parameter)
+
+
+def guard_state(optimizer: torch.optim.Optimizer) -> None:
+    """Let the states of an optimizer of master weights refuse questions about the parameters of the model."""
+    if type(optimizer.state) is defaultdict:
+        optimizer.state = GuardedState(optimizer.state.default_factory, optimizer.state)
 
 
 def lift_guards(parameters: Iterable[nn.Parameter]) -> None:
