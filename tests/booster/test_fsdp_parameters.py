@@ -147,6 +147,11 @@ def refuse() -> None:
         _ = (weight * ones(weight)).sum()
     with pytest.raises(ValueError, match="read-only"):
         weight.detach().numpy()[0] = 1.0
+    embedding = nn.Sequential(nn.Embedding(4, 6, max_norm=1.0))
+    with pytest.raises(UnsupportedError, match=r"Found max_norm=1\.0 in 0.*weight\.copy_\(torch\.renorm"):
+        booster.boost(embedding)
+    with pytest.raises(ConfigError, match=r"For torch\.func\.functional_call with other values take TorchDDPPlugin"):
+        torch.func.functional_call(own, {"0.weight": ones(weight)}, (DATA[0],))
     copied = deepcopy(weight)
     assert type(copied) is DTensor
     assert b"GuardedShard" not in pickle.dumps(weight.detach())

@@ -21,7 +21,12 @@ from colossal._src.interface.boost_types import (
 )
 from colossal._src.interface.copies import copy_module, refuse_copy
 from colossal._src.interface.full_spec import FullModelSpec, FullOptimizerSpec, Peers, full_spec_of
-from colossal._src.interface.guarded_params import ClippedByOptimizer, WorkingParameter, lift_guards
+from colossal._src.interface.guarded_params import (
+    ClippedByOptimizer,
+    WorkingParameter,
+    has_master_weight,
+    lift_guards,
+)
 from colossal._src.interface.model import (
     ModelWrapper,
     has_adapters,
@@ -94,6 +99,7 @@ __all__ = [
     "full_state",
     "get_pretrained_path",
     "has_adapters",
+    "has_master_weight",
     "has_uniform_state",
     "is_peft_model",
     "keywords_for",

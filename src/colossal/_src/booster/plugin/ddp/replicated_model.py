@@ -177,8 +177,9 @@ class ReplicatedModel:
             raise ConfigError(
                 "Gradients of a replicated model are reduced over ranks in one backward pass for each forward pass of "
                 "the boosted model. Found another pass: a second loss of the same outputs, outputs of a forward pass "
-                "inside of no_sync, or of model.unwrap(). Call the boosted model, and booster.backward(loss, "
-                "optimizer) or optimizer.backward(loss, retain_graph=True), which reduce several losses of one pass."
+                "inside of no_sync, or of model.unwrap(), or of the same model boosted again. Boost a model once, and "
+                "call it, and booster.backward(loss, optimizer) or optimizer.backward(loss, retain_graph=True), which "
+                "reduce several losses of one pass."
             )
 
 

@@ -80,7 +80,8 @@ class PassChecks:
                     "Under TorchFSDPPlugin a model keeps the parameters that it had when it was boosted. Found another "
                     f"one in the place of {place.param_name} of a {type(place.module).__name__}, which FSDP2 would put "
                     "back. Exchange it before boost, or write values into the parameter that is there: "
-                    "load_state_dict, or copy_ under torch.no_grad()."
+                    "load_state_dict, or copy_ under torch.no_grad(). For torch.func.functional_call with other values "
+                    "take TorchDDPPlugin or LowLevelZeroPlugin."
                 )
             if held.sharded_param._backward_hooks:  # noqa: SLF001 (torch has no public name for them)
                 raise UnsupportedError(
