@@ -14,7 +14,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from colossal.booster import Booster
-from colossal.booster.plugin import TorchFSDPPlugin
+from colossal.booster.plugin import GeminiPlugin, TorchFSDPPlugin
 from colossal.errors import ColossalError, CommunicationError, ConfigError, UnsupportedError
 from colossal.testing import run_processes
 
@@ -147,9 +147,9 @@ def refuse() -> None:
         _ = (weight * ones(weight)).sum()
     with pytest.raises(ValueError, match="read-only"):
         weight.detach().numpy()[0] = 1.0
-    embedding = nn.Sequential(nn.Embedding(4, 6, max_norm=1.0))
-    with pytest.raises(UnsupportedError, match=r"Found max_norm=1\.0 in 0.*weight\.copy_\(torch\.renorm"):
-        booster.boost(embedding)
+    for plugin in (TorchFSDPPlugin(), GeminiPlugin(precision="fp32")):
+        with pytest.raises(UnsupportedError, match=r"Found max_norm=1\.0 in 0.*or LowLevelZeroPlugin"):
+            Booster(device="cpu", plugin=plugin).boost(nn.Sequential(nn.Embedding(4, 6, max_norm=1.0)))
     with pytest.raises(ConfigError, match=r"For torch\.func\.functional_call with other values take TorchDDPPlugin"):
         torch.func.functional_call(own, {"0.weight": ones(weight)}, (DATA[0],))
     copied = deepcopy(weight)

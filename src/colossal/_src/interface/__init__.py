@@ -43,7 +43,11 @@ from colossal._src.interface.refusal import SAVE_AND_GENERATE, SAVE_AND_MERGE, l
 
 if TYPE_CHECKING:
     from colossal._src.interface.full_state_dict import full_items, full_state
-    from colossal._src.interface.gradient_checks import check_dense_gradients, check_equal_rounding
+    from colossal._src.interface.gradient_checks import (
+        check_dense_gradients,
+        check_equal_rounding,
+        check_unwritten_weights,
+    )
     from colossal._src.interface.keywords import Clipping, Keywords, check_known, keywords_for, refuse_unsupported
     from colossal._src.interface.param_groups import has_uniform_state, rebind_param_groups, uniform_state_like
     from colossal._src.interface.pretrained import get_pretrained_path, set_pretrained_path
@@ -56,6 +60,7 @@ _MODULE_OF = {
     "check_dense_gradients": "colossal._src.interface.gradient_checks",
     "check_equal_rounding": "colossal._src.interface.gradient_checks",
     "check_known": "colossal._src.interface.keywords",
+    "check_unwritten_weights": "colossal._src.interface.gradient_checks",
     "full_items": "colossal._src.interface.full_state_dict",
     "full_state": "colossal._src.interface.full_state_dict",
     "get_pretrained_path": "colossal._src.interface.pretrained",
@@ -93,6 +98,7 @@ __all__ = [
     "check_equal_rounding",
     "check_known",
     "check_optimizer",
+    "check_unwritten_weights",
     "copy_module",
     "full_items",
     "full_spec_of",

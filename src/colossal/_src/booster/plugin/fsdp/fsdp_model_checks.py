@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from colossal._src.interface import check_dense_gradients
+from colossal._src.interface import check_dense_gradients, check_unwritten_weights
 from colossal._src.tensor import placement_of, refuse_gradient_hooks
 from colossal.errors import ConfigError, UnsupportedError
 
@@ -43,14 +43,7 @@ def check_fully_shardable(model: nn.Module) -> None:
         )
     refuse_gradient_hooks(model.named_parameters(), "FSDP2")
     check_dense_gradients(model, "FSDP2")
-    for name, module in model.named_modules():
-        if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.max_norm is not None:
-            raise UnsupportedError(
-                "FSDP2 frees the full parameters after a forward pass, with what the pass wrote into them. Found "
-                f"max_norm={module.max_norm} in {name or type(module).__name__}, which scales rows of its weight in "
-                "each pass. Leave it out, and scale them after each step, under torch.no_grad(): "
-                "weight.copy_(torch.renorm(weight, 2, 0, max_norm)); or take TorchDDPPlugin or LowLevelZeroPlugin."
-            )
+    check_unwritten_weights(model, "FSDP2")
 
 
 def find_ignored(model: nn.Module, modules: Iterable[nn.Module]) -> set[nn.Parameter]:
