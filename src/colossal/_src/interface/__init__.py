@@ -21,7 +21,12 @@ from colossal._src.interface.boost_types import (
 )
 from colossal._src.interface.copies import copy_module, refuse_copy
 from colossal._src.interface.full_spec import FullModelSpec, FullOptimizerSpec, Peers, full_spec_of
-from colossal._src.interface.guarded_params import ClippedByOptimizer, WorkingParameter, lift_guards
+from colossal._src.interface.guarded_params import (
+    ClippedByOptimizer,
+    WorkingParameter,
+    has_master_weight,
+    lift_guards,
+)
 from colossal._src.interface.model import (
     ModelWrapper,
     forward_contexts_of,
@@ -39,7 +44,11 @@ from colossal._src.interface.refusal import SAVE_AND_GENERATE, SAVE_AND_MERGE, l
 
 if TYPE_CHECKING:
     from colossal._src.interface.full_state_dict import full_items, full_state
-    from colossal._src.interface.gradient_checks import check_dense_gradients, check_equal_rounding
+    from colossal._src.interface.gradient_checks import (
+        check_dense_gradients,
+        check_equal_rounding,
+        check_unwritten_weights,
+    )
     from colossal._src.interface.keywords import Clipping, Keywords, check_known, keywords_for, refuse_unsupported
     from colossal._src.interface.param_groups import has_uniform_state, rebind_param_groups, uniform_state_like
     from colossal._src.interface.pretrained import get_pretrained_path, set_pretrained_path
@@ -52,6 +61,7 @@ _MODULE_OF = {
     "check_dense_gradients": "colossal._src.interface.gradient_checks",
     "check_equal_rounding": "colossal._src.interface.gradient_checks",
     "check_known": "colossal._src.interface.keywords",
+    "check_unwritten_weights": "colossal._src.interface.gradient_checks",
     "full_items": "colossal._src.interface.full_state_dict",
     "full_state": "colossal._src.interface.full_state_dict",
     "get_pretrained_path": "colossal._src.interface.pretrained",
@@ -89,6 +99,7 @@ __all__ = [
     "check_equal_rounding",
     "check_known",
     "check_optimizer",
+    "check_unwritten_weights",
     "copy_module",
     "forward_contexts_of",
     "full_items",
@@ -96,6 +107,7 @@ __all__ = [
     "full_state",
     "get_pretrained_path",
     "has_adapters",
+    "has_master_weight",
     "has_uniform_state",
     "is_peft_model",
     "keywords_for",

@@ -38,3 +38,14 @@ def check_dense_gradients(model: nn.Module, reducer: str) -> None:
                 f"{reducer} reduces dense gradients. Found sparse=True in {name or type(module).__name__}. "
                 "Build the embedding with sparse=False, or take TorchDDPPlugin."
             )
+
+
+def check_unwritten_weights(model: nn.Module, gatherer: str) -> None:
+    """Reject embeddings that write their weight in a forward pass, where that is a gathered copy."""
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.max_norm is not None:
+            raise UnsupportedError(
+                f"{gatherer} frees the full parameters after a forward pass, with what the pass wrote into them. Found "
+                f"max_norm={module.max_norm} in {name or type(module).__name__}, which scales rows of its weight in "
+                "each pass. Leave it out, or take TorchDDPPlugin or LowLevelZeroPlugin."
+            )

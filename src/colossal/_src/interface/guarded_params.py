@@ -9,9 +9,10 @@ those by kernels for many tensors.
 """
 
 import sys
+from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, final
 from weakref import ref
 
 import torch
@@ -88,7 +89,7 @@ class WorkingParameter(ClippedByOptimizer):
         grad, caller = grad_of(self), sys._getframe(1)  # noqa: SLF001 (the only way to find the caller)
         if caller.f_globals is _OF_CLIPPING:
             raise ConfigError(_CLIPS_ELSEWHERE)
-        if grad is None and not _is_internal(caller):
+        if grad is None and (not _is_internal(caller) or _is_optimizer(caller)):
             self._check_here("read")
         return grad
 
@@ -137,7 +138,8 @@ class WorkingParameter(ClippedByOptimizer):
                 f"parameters. Found a {verb} of .grad of a parameter of the model, of shape {tuple(self.shape)}, which "
                 "is None while the optimizer holds its gradient. Discard gradients by zero_grad() of the boosted model "
                 "or optimizer; clip, measure and read them by the optimizer: clip_grad_by_norm, get_grad_norm, and "
-                "optimizer.parameters after optimizer.unscale_grad()."
+                "optimizer.parameters after optimizer.unscale_grad(). Update parameters by the boosted optimizer only: "
+                "another one finds no gradients."
             )
 
 
@@ -154,6 +156,27 @@ def guard_parameters(held: Iterable[nn.Parameter], masters: MasterParams | None,
         _MASTERS[parameter] = ref(masters)
     for parameter in () if masters is None else masters.pairs:
         _MASTERS[parameter] = ref(masters)
+
+
+@final
+class GuardedState(defaultdict[Any, Any]):
+    """The states of an optimizer, which it has of what it holds, and not of the parameters of the model."""
+
+    def __missing__(self, parameter: Any) -> Any:
+        if isinstance(parameter, torch.Tensor) and has_master_weight(parameter):
+            raise ConfigError(
+                "The optimizer holds float32 copies or shards of the parameters of the model, and has states of these. "
+                f"Found a read of the state of a parameter of the model, of shape {tuple(parameter.shape)}. Use those "
+                "of optimizer.parameters, or on all ranks the full ones, by number: "
+                'optimizer.state_dict(only_rank_0=False)["state"][number].'
+            )
+        return super().__missing__(parameter)
+
+
+def guard_state(optimizer: torch.optim.Optimizer) -> None:
+    """Let the states of an optimizer of master weights refuse questions about the parameters of the model."""
+    if type(optimizer.state) is defaultdict:
+        optimizer.state = GuardedState(optimizer.state.default_factory, optimizer.state)
 
 
 def lift_guards(parameters: Iterable[nn.Parameter]) -> None:
@@ -195,7 +218,13 @@ def _become(parameter: nn.Parameter, kind: type[nn.Parameter]) -> None:
         parameter.__class__ = kind
 
 
-def _masters_of(parameter: nn.Parameter) -> MasterParams | None:
+def has_master_weight(parameter: torch.Tensor) -> bool:
+    """Whether a boosted optimizer updates a copy or shards of a parameter in its place."""
+    masters = _masters_of(parameter)
+    return masters is not None and parameter not in masters.pairs
+
+
+def _masters_of(parameter: torch.Tensor) -> MasterParams | None:
     found = _MASTERS.get(parameter)
     return None if found is None else found()
 
@@ -204,6 +233,11 @@ def _is_internal(caller: Any) -> bool:
     """Whether a function is one of torch or of this library, but `zero_grad` of a module, which a program calls."""
     name: str = caller.f_globals.get("__name__", "")
     return name.startswith(("torch.", "colossal.")) and caller.f_code is not nn.Module.zero_grad.__code__
+
+
+def _is_optimizer(caller: Any) -> bool:
+    """Whether an optimizer of torch asks, which has parameters of the model and would see none of their gradients."""
+    return str(caller.f_globals.get("__name__", "")).startswith("torch.optim.")
 
 
 def _is_ours(caller: Any) -> bool:

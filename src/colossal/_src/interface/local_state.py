@@ -96,8 +96,14 @@ def mark_optimizer_state(
 
 
 def check_optimizer_state(state_dict: Mapping[str, Any], parameters: Iterable[torch.Tensor]) -> None:
-    """Reject states of full parameters where an optimizer has shards, which would fail at the next step."""
-    saved = [number for group in state_dict.get("param_groups", ()) for number in group["params"]]
+    """Reject empty states, and those of full parameters where an optimizer has shards, which fail at the next step."""
+    if "param_groups" not in state_dict:
+        raise ConfigError(
+            "load_state_dict takes what state_dict of this rank's optimizer returned. Found a dict without "
+            "param_groups, as state_dict(only_rank_0=True) gives to all ranks but the first. Call state_dict() on each "
+            "rank, or booster.save_optimizer and booster.load_optimizer."
+        )
+    saved = [number for group in state_dict["param_groups"] for number in group["params"]]
     for number, parameter in zip(saved, parameters, strict=False):
         full = tuple(placement_of(parameter).shape)
         for name, value in state_dict["state"].get(number, {}).items():

@@ -16,8 +16,8 @@ from colossal._src.interface.adapter_names import is_peft_model, model_without_a
 from colossal._src.interface.copies import copy_module, refuse_copy
 from colossal._src.interface.full_spec import full_spec_of
 from colossal._src.interface.refusal import refusal_of
-from colossal._src.tensor import grad_of, is_dtensor, set_grad
-from colossal.errors import ConfigError
+from colossal._src.tensor import backing_shard, grad_of, is_dtensor, set_grad
+from colossal.errors import ConfigError, UnsupportedError
 
 if TYPE_CHECKING:
     from colossal._src.interface.optimizer import OptimizerWrapper
@@ -195,6 +195,22 @@ class ModelWrapper(nn.Module):
             refuse_copy("units of FSDP")
         memo[id(self.module)] = deepcopy(own, memo)  # without DistributedDataParallel
         return copy_module(self, memo)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Refuse to be pickled where another process could not use it.
+
+        Raises:
+            UnsupportedError: The model holds process groups, or shards.
+        """
+        own = unwrap_model(self.module)
+        is_sharded = any(is_dtensor(each) or backing_shard(each) is not each for each in own.parameters())
+        if is_sharded or self._prepare_pass is not None:
+            raise UnsupportedError(
+                "A boosted model belongs to the process groups that reduce its gradients. Found that it is about to be "
+                "pickled, as by torch.save(model). Save it by booster.save_model(model, checkpoint), or on all ranks "
+                "take model.state_dict(only_rank_0=True), and save that."
+            )
+        return super().__reduce_ex__(protocol)
 
     def compile(self, *args: Any, **kwargs: Any) -> None:
         """Compile the user's own model in place, so that the wrapper runs the compiled one.

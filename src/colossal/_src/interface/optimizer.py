@@ -10,7 +10,7 @@ import torch
 from colossal._src.amp import LossScaler, MasterParams, NoScaler
 from colossal._src.interface.clipping_mixin import ClippingMixin
 from colossal._src.interface.full_spec import FullOptimizerSpec, Peers
-from colossal._src.interface.guarded_params import discard_gradients, guard_parameters, plain_parameters
+from colossal._src.interface.guarded_params import discard_gradients, guard_parameters, guard_state, plain_parameters
 from colossal._src.interface.local_state import StateMixin
 from colossal._src.interface.nonfinite_check import NonFiniteCheck
 from colossal._src.interface.optimizer_check import check_optimizer
@@ -125,6 +125,13 @@ class OptimizerWrapper(ClippingMixin, StateMixin, TorchOptimizer):
         """Whether torch's functions can take the gradients, which are in the parameters then, full or as DTensors."""
         sharded = any(placement_of(each).is_sharded and local_of(each) is each for each in self.parameters)
         return self.masters is None and self._peers is None and not sharded
+
+    @TorchOptimizer.state.getter
+    def state(self) -> Mapping[torch.Tensor, Any]:
+        """The per-parameter state of the wrapped optimizer; with master weights, of these."""
+        if self.masters is not None:
+            guard_state(self.optim)
+        return self.optim.state
 
     def refuse_nonfinite(self, check: NonFiniteCheck) -> None:
         """Raise an error at `step`, on all ranks, if a loss or a gradient is infinite or NaN.

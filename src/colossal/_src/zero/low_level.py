@@ -19,6 +19,7 @@ from colossal._src.interface import (
     check_dense_gradients,
     check_equal_rounding,
     check_optimizer,
+    has_master_weight,
 )
 from colossal._src.zero.flat_parameters import FlatParameters
 from colossal._src.zero.zero_config import ZeroConfig
@@ -82,6 +83,11 @@ def _check_model(model: nn.Module, optimizer: Optimizer, config: ZeroConfig, nee
     names = {parameter: name for name, parameter in model.named_parameters()}
     for parameter in (each for group in optimizer.param_groups for each in group["params"]):
         name = names.get(parameter, "a parameter of the optimizer")
+        if has_master_weight(parameter):
+            raise ConfigError(
+                f"A boosted model has one optimizer. Found {name}, which another boosted one updates. Build a new "
+                "model, and load a checkpoint into it."
+            )
         is_plain = parameter.is_floating_point() and type(parameter.data) is torch.Tensor
         if not is_plain or (parameter.is_meta and needs_values):
             raise ConfigError(

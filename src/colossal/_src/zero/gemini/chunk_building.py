@@ -11,7 +11,7 @@ from torch import nn
 from colossal._src.amp import cast_model, castable_parameters
 from colossal._src.cluster import ParallelMesh, current_mesh
 from colossal._src.comm import Partition
-from colossal._src.interface import check_dense_gradients
+from colossal._src.interface import check_dense_gradients, check_unwritten_weights
 from colossal._src.tensor import (
     broadcast_values,
     copy_placement,
@@ -123,6 +123,7 @@ def check_chunkable(model: nn.Module) -> None:
                 "real device, or inside of LazyInitContext."
             )
     check_dense_gradients(model, "Gemini")
+    check_unwritten_weights(model, "Gemini")
 
 
 def _memory(partition: Partition, config: GeminiConfig, device: torch.device) -> DeviceMemory:

@@ -11,7 +11,7 @@ from torch import nn
 
 from colossal._src.amp import cast_floats, cast_inputs_and_outputs
 from colossal._src.cluster import ParallelMesh, current_mesh
-from colossal._src.comm import Partition
+from colossal._src.comm import Partition, all_reduce_over
 from colossal._src.interface import (
     SAVE_AND_GENERATE,
     SAVE_AND_MERGE,
@@ -26,7 +26,7 @@ from colossal._src.interface import (
     refuse_copy,
     unwrap_model,
 )
-from colossal._src.tensor import Replicas, backing_shard, local_regions_of, operators_mesh, replicas_of
+from colossal._src.tensor import DATA, Replicas, backing_shard, local_regions_of, operators_mesh, replicas_of
 from colossal._src.zero.gemini.chunk_building import DeviceLike, build_chunks, check_devices, check_replicas
 from colossal._src.zero.gemini.chunk_search import ParameterOrder
 from colossal._src.zero.gemini.gemini_config import GeminiConfig
@@ -180,6 +180,7 @@ class GeminiDDP(ModelWrapper):
             compress_fp8=self.gradients.fp8_communication,
         )
         check_replicas(module, self.partition, mesh)
+        self._groups = [mesh.group(axis) for axis in (DATA, "tp", "sp")]
         self.device = device
         with mesh:
             self.chunks = build_chunks(
@@ -297,18 +298,22 @@ class GeminiDDP(ModelWrapper):
 
         Raises:
             UnsupportedError: `assign` is set.
-            ConfigError: The state is empty.
+            ConfigError: The state is empty on a rank.
             RuntimeError: The names do not agree and `strict` is set, or a shape differs; on all ranks, before
                 anything is written.
+
+        Communication: all_reduce, dp, tp and sp, 8 bytes.
         """
         if assign:
             raise UnsupportedError(
                 "Parameters keep their places in chunks. Found assign=True. Leave it out: values are copied."
             )
         own = unwrap_model(self).state_dict(keep_vars=True)
-        if own and not state_dict:  # also with strict=False: the other ranks would load their shards of the model alone
+        # also with strict=False: other ranks would load their shards of the model alone, or wait for this one
+        empty = torch.tensor(dist.get_rank() if own and not state_dict else -1, device=self.chunks.memory.device)
+        if (rank := int(all_reduce_over(empty, self._groups, "max"))) >= 0:
             raise ConfigError(
-                f"Each rank copies its shards from a full state. Found an empty one on rank {dist.get_rank()}, as "
+                f"Each rank copies its shards from a full state. Found an empty one on rank {rank}, as "
                 "model.state_dict() gives to all ranks but the first. Keep model.state_dict(only_rank_0=False), or "
                 "call booster.save_model and booster.load_model."
             )

@@ -16,7 +16,7 @@ from colossal._src.booster.plugin.replica_sync import HookedAverager
 from colossal._src.comm import all_reduce_over
 from colossal._src.interface import ModelWrapper, OptimizerWrapper, prepare_passes, unwrap_model
 from colossal._src.tensor import grad_of, set_grad
-from colossal.errors import CommunicationError, ConfigError
+from colossal.errors import CommunicationError, ConfigError, UnsupportedError
 
 _NAMES_SHOWN = 3
 _requires_grad: Callable[[torch.Tensor], bool] = torch.Tensor.requires_grad.__get__  # type: ignore[attr-defined]
@@ -49,7 +49,8 @@ class ReplicatedModel:
         self._trained = list(map(_requires_grad, self._parameters))
         # of what does not train, `DistributedDataParallel` has nothing to reduce, and refuses it
         self._ddp = replicate(model) if any(self._trained) else None
-        self._is_prepared = self._is_expected = self._has_pass = False
+        self._is_prepared = self._is_expected = self._has_pass = self._has_grad = False
+        self._refuses_graphs: set[torch.Tensor] = set()
         self._watch()
 
     def __deepcopy__(self, _memo: object) -> "ReplicatedModel":
@@ -79,8 +80,11 @@ class ReplicatedModel:
         self._handle = None
         if self._ddp is None:
             return
-        first = next(parameter for parameter in self._parameters if parameter.requires_grad)
-        self._handle = first.register_post_accumulate_grad_hook(partial(_grad_hook, ref(self)))
+        trained = [parameter for parameter in self._parameters if parameter.requires_grad]
+        self._handle = trained[0].register_post_accumulate_grad_hook(partial(_grad_hook, ref(self)))
+        if trained[-1] not in self._refuses_graphs:  # whose gradient comes before others are reduced
+            trained[-1].register_post_accumulate_grad_hook(_refuse_graph)
+            self._refuses_graphs.add(trained[-1])
 
     def _before_forward(self, wrapper: ModelWrapper, module: nn.Module) -> None:
         ddp = self._ddp
@@ -112,25 +116,34 @@ class ReplicatedModel:
 
     def _reset(self) -> None:
         """Discard what a backward pass left that an exception ended, so that the next batch can follow."""
-        self._has_pass = False
+        self._has_pass = self._has_grad = False
         if self._ddp is not None and not self._is_reduced():
             self._ddp.reducer._reset_state()  # noqa: SLF001 (torch has no public name for it)
 
     def average_assigned(self) -> None:
         """Average gradients that no backward pass brought, such as those of `torch.autograd.grad`, and nothing reduced.
 
-        Those that a program averaged itself stay as they are. Which a pass leaves out is known where it takes all.
+        Those that a program averaged itself stay as they are.
 
-        Communication: all_reduce, dp, the bytes of these gradients.
+        Communication: all_reduce, dp, the bytes of these gradients; where passes may leave out parameters, and none was
+        the optimizer's, also 8 bytes for each parameter.
         """
-        ddp = self._ddp
-        if self._has_pass or ddp is None or ddp.find_unused_parameters:
+        ddp, has_pass, has_grad = self._ddp, self._has_pass, self._has_grad
+        self._has_pass = self._has_grad = False
+        if ddp is None or has_pass or (has_grad and not ddp.find_unused_parameters):
             return
         group: Any = ddp.process_group
-        size = dist.get_world_size(group)
-        for parameter in self._parameters:
-            if size > 1 and (grad := grad_of(parameter)) is not None:
-                set_grad(parameter, all_reduce_over(grad.clone(), [group], "sum") / size)
+        if (size := dist.get_world_size(group)) == 1:
+            return
+        grads = list(map(grad_of, self._parameters))
+        present = [grad is not None for grad in grads]
+        if ddp.find_unused_parameters:  # a rank may have left out the parameter by which passes show, or others
+            counts = torch.tensor([has_grad, *present], dtype=torch.int64, device=self._parameters[0].device)
+            has_grad, *present = map(bool, all_reduce_over(counts, [group], "sum").tolist())
+        for parameter, grad, is_present in zip(self._parameters, grads, present, strict=True):
+            if is_present and not has_grad:
+                own = torch.zeros_like(parameter) if grad is None else grad.clone()
+                set_grad(parameter, all_reduce_over(own, [group], "sum") / size)
 
     def _is_reduced(self) -> bool:
         """Whether no backward pass has begun to reduce gradients and has not come to the end."""
@@ -156,7 +169,7 @@ class ReplicatedModel:
 
     def on_grad(self) -> None:
         """Refuse a gradient of a pass that nothing reduces."""
-        is_expected, self._is_expected, self._has_pass = self._is_expected, False, True
+        is_expected, self._is_expected, self._has_grad = self._is_expected, False, True
         # in a static graph, a parameter of several checkpointed layers gets several gradients in one pass
         if self._ddp is None:
             return
@@ -164,8 +177,9 @@ class ReplicatedModel:
             raise ConfigError(
                 "Gradients of a replicated model are reduced over ranks in one backward pass for each forward pass of "
                 "the boosted model. Found another pass: a second loss of the same outputs, outputs of a forward pass "
-                "inside of no_sync, or of model.unwrap(). Call the boosted model, and booster.backward(loss, "
-                "optimizer) or optimizer.backward(loss, retain_graph=True), which reduce several losses of one pass."
+                "inside of no_sync, or of model.unwrap(), or of the same model boosted again. Boost a model once, and "
+                "call it, and booster.backward(loss, optimizer) or optimizer.backward(loss, retain_graph=True), which "
+                "reduce several losses of one pass."
             )
 
 
@@ -185,6 +199,15 @@ def _explain(error: Exception) -> None:
             "In a backward pass of a replicated model, all ranks reduce the gradients of all parameters. Where ranks "
             f"use different ones, {_UNUSED[0].lower()}{_UNUSED[1:]}. {text.partition('At:')[0].strip()}"
         ) from error
+
+
+def _refuse_graph(_parameter: torch.Tensor) -> None:
+    if torch.is_grad_enabled():  # in a backward pass: it records a graph
+        raise UnsupportedError(
+            "Gradients of a replicated model are reduced by operations that autograd does not record. Found a backward "
+            "pass with create_graph=True. Take gradients by torch.autograd.grad(loss, list(model.parameters()), "
+            "create_graph=True), add what depends on them to the loss, and call booster.backward(loss, optimizer)."
+        )
 
 
 def _step_hook(model: "ref[ReplicatedModel]", *_step: Any) -> None:

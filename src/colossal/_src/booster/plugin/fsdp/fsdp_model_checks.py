@@ -1,11 +1,12 @@
 """Models that cannot be sharded, and modules of a model that must not be."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 import torch
 from torch import nn
 
-from colossal._src.interface import check_dense_gradients
+from colossal._src.interface import check_dense_gradients, check_unwritten_weights
 from colossal._src.tensor import placement_of, refuse_gradient_hooks
 from colossal.errors import ConfigError, UnsupportedError
 
@@ -42,6 +43,7 @@ def check_fully_shardable(model: nn.Module) -> None:
         )
     refuse_gradient_hooks(model.named_parameters(), "FSDP2")
     check_dense_gradients(model, "FSDP2")
+    check_unwritten_weights(model, "FSDP2")
 
 
 def find_ignored(model: nn.Module, modules: Iterable[nn.Module]) -> set[nn.Parameter]:
@@ -61,6 +63,19 @@ def find_ignored(model: nn.Module, modules: Iterable[nn.Module]) -> set[nn.Param
                 "requires_grad_(False), or leave the module out of ignored_modules."
             )
     return {parameter for module in modules for parameter in module.parameters()}
+
+
+def refuse_assigned_state(
+    module: nn.Module, _state: Mapping[str, Any], prefix: str, metadata: Mapping[str, Any], *_found: object
+) -> None:
+    """Reject a state dict whose tensors are to take the place of shards, which FSDP2 gathers and an optimizer has."""
+    named = [name for name, _ in module.named_parameters(recurse=False)]
+    if named and metadata.get("assign_to_params_buffers"):
+        raise ConfigError(
+            "Under TorchFSDPPlugin a model keeps the parameters that it had when it was boosted. Found a "
+            f"load_state_dict(..., assign=True), which replaces {prefix}{named[0]}. Leave assign=True out: values are "
+            "copied into the parameters that are there."
+        )
 
 
 def unit_dtypes(units: Iterable[nn.Module], unsharded: set[nn.Parameter]) -> list[torch.dtype | None]:

@@ -52,7 +52,7 @@ class PassChecks:
         return is_unfinished
 
     def _begin(self, *_forward: Any) -> None:
-        if _is_in_backward():  # which recomputes the model
+        if is_in_backward():  # which recomputes the model
             return
         if torch.is_inference_mode_enabled():
             raise UnsupportedError(
@@ -80,7 +80,8 @@ class PassChecks:
                     "Under TorchFSDPPlugin a model keeps the parameters that it had when it was boosted. Found another "
                     f"one in the place of {place.param_name} of a {type(place.module).__name__}, which FSDP2 would put "
                     "back. Exchange it before boost, or write values into the parameter that is there: "
-                    "load_state_dict, or copy_ under torch.no_grad()."
+                    "load_state_dict, or copy_ under torch.no_grad(). For torch.func.functional_call with other values "
+                    "take TorchDDPPlugin or LowLevelZeroPlugin."
                 )
             if held.sharded_param._backward_hooks:  # noqa: SLF001 (torch has no public name for them)
                 raise UnsupportedError(
@@ -99,7 +100,7 @@ class PassChecks:
 
         Communication: all_reduce, dp, 16 bytes, in the first pass, and in one that uses other units than the last.
         """
-        if not self._has_peers or _is_in_backward() or self._order == self._agreed:
+        if not self._has_peers or is_in_backward() or self._order == self._agreed:
             return
         message = (
             "Under TorchFSDPPlugin all ranks call the units of a model in one order, as each call gathers parameters "
@@ -175,5 +176,6 @@ def explain_backward_error(error: Exception) -> None:
         error.add_note(_DIFFERENT)
 
 
-def _is_in_backward() -> bool:
+def is_in_backward() -> bool:
+    """Whether the caller runs inside of a backward pass."""
     return torch._C._current_graph_task_id() != -1  # noqa: SLF001 (as FSDP2 itself asks)

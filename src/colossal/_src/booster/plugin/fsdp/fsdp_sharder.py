@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, final
 
 import torch
@@ -9,7 +10,12 @@ from torch import nn
 from torch.distributed import ProcessGroup
 from torch.optim import Optimizer
 
-from colossal._src.booster.plugin.fsdp.fsdp_model_checks import check_fully_shardable, find_ignored, unit_dtypes
+from colossal._src.booster.plugin.fsdp.fsdp_model_checks import (
+    check_fully_shardable,
+    find_ignored,
+    refuse_assigned_state,
+    unit_dtypes,
+)
 from colossal._src.booster.plugin.fsdp.fsdp_optimizer import (
     check_on_dtensors,
     disable_foreach_for_mixed_groups,
@@ -27,9 +33,17 @@ from colossal._src.booster.plugin.replica_sync import (
 )
 from colossal._src.booster.plugin.wrap_units import find_units
 from colossal._src.cluster import ParallelMesh
-from colossal._src.comm import count_collective, int64_digest, reduce_scatter_fp8
+from colossal._src.comm import all_reduce_over, count_collective, int64_digest, reduce_scatter_fp8
 from colossal._src.interface import rebind_param_groups
-from colossal._src.tensor import DATA, broadcast_values, carry_over_attributes, move_module
+from colossal._src.tensor import (
+    DATA,
+    broadcast_values,
+    carry_over_attributes,
+    grad_of,
+    is_dtensor,
+    move_module,
+    set_grad,
+)
 from colossal.errors import ConfigError
 
 
@@ -45,6 +59,7 @@ class FSDPSharder:
         self._scalar_grad_averager = HookedAverager((), mesh)
         self._has_unreduced_grads = False
         self._passes: PassChecks | None = None
+        self._sharded: list[nn.Parameter] = []
 
     def apply(self, model: nn.Module, optimizer: Optimizer | None) -> None:
         """Shard the parameters of a model, and those in its optimizer, in place.
@@ -69,9 +84,24 @@ class FSDPSharder:
         broadcast_buffers_before_forward(model, self._mesh)
         model.register_forward_hook(self._reshard_after_eval)
         self._passes = PassChecks(model, units, self._mesh)
+        self._guard(model, optimizer)
         if optimizer is not None:
             disable_foreach_for_mixed_groups(optimizer)
             optimizer.register_step_pre_hook(self._before_step)
+
+    def _guard(self, model: nn.Module, optimizer: Optimizer | None) -> None:
+        """Let the program see guarded parameters, and a step of the optimizer torch's own."""
+        # here, as it imports DTensor, which takes half as long as torch
+        from colossal._src.booster.plugin.fsdp.fsdp_parameter import complete_dtensors, guard_shards, unguard_shards
+
+        complete_dtensors()
+        parameters = self._sharded = [parameter for parameter in model.parameters() if is_dtensor(parameter)]
+        guard_shards(parameters)
+        for module in model.modules():
+            module.register_load_state_dict_pre_hook(refuse_assigned_state)
+        if optimizer is not None:
+            optimizer.register_step_pre_hook(partial(unguard_shards, parameters))
+            optimizer.register_step_post_hook(partial(guard_shards, parameters))
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -83,6 +113,17 @@ class FSDPSharder:
         finally:
             self._keep_unreduced(True)
             self._reduce(before)
+
+    def average_assigned(self) -> None:
+        """Average and shard full gradients that a program assigned to parameters.
+
+        Communication: all_reduce, dp, the bytes of these gradients.
+        """
+        for parameter in self._sharded:
+            grad = grad_of(parameter)
+            if grad is not None and not is_dtensor(grad):
+                mean = all_reduce_over(grad.clone(), [self._mesh.group(DATA)], "sum") / self._mesh.size(DATA)
+                set_grad(parameter, shard_like(mean, parameter))
 
     def discard(self) -> None:
         """Discard the gradients that `no_sync` accumulated, and those of a pass that an exception ended."""

@@ -34,11 +34,13 @@ class TorchFSDPPlugin(DataParallelPlugin):
 
     Parameters that are gathered and freed together are a unit: each block of the model, and the model for the rest.
     Outside of a forward or backward pass `model.parameters()` and their gradients are DTensors, of which this rank
-    holds a shard: `.to_local()` returns it, `.full_tensor()`, called on all ranks, the full tensor. The optimizer that
-    is passed to boost updates the shards, with its groups and hyperparameters as they were. All ranks run the same
-    forward passes, evaluation included, and call the same units in one order, which is checked whenever it changes.
-    Evaluate under `torch.no_grad`; `torch.inference_mode` is rejected. After an exception in a pass, `zero_grad` of the
-    optimizer discards what it left.
+    holds a shard: `.to_local()` returns it, `.full_tensor()`, called on all ranks, the full tensor. What a program does
+    with parameters there, on all ranks, is as with full ones: norms and numbers are those of the full tensor, random
+    values are drawn as for it, and full tensors may be written into it. The optimizer that is passed to boost updates
+    the shards, with its groups and hyperparameters as they were. All ranks run the same forward passes, evaluation
+    included, and call the same units in one order, which is checked whenever it changes. Evaluate under
+    `torch.no_grad`; `torch.inference_mode` is rejected. After an exception in a pass, `zero_grad` of the optimizer
+    discards what it left.
 
     Buffers stay replicated. Those that checkpoints hold are rank 0's on all ranks before each forward pass, as under
     `TorchDDPPlugin`. So do parameters without dimensions, whose gradients are averaged. Inside of `no_sync` each rank
@@ -138,6 +140,7 @@ class TorchFSDPPlugin(DataParallelPlugin):
         boosted = wrap_parts(parts, device, precision, sharding.apply)
         if boosted.optimizer is not None:
             boosted.optimizer.register_zero_grad_hook(sharding.discard)
+            boosted.optimizer.register_step_check(sharding.average_assigned)
             boosted.optimizer.register_backward_error_hook(explain_backward_error)
             boosted.optimizer.limit_parameters(boosted.model.parameters())
         return replace(boosted, capabilities=Capabilities(no_sync=sharding.no_sync))
