@@ -7,12 +7,13 @@ from typing import Any, final
 from torch import nn
 
 from colossal._src.cluster import ParallelMesh, current_mesh
-from colossal._src.interface import refuse, saved_copies
+from colossal._src.interface import saved_copies
 from colossal._src.nn.moe import ExpertParallel
 from colossal._src.shardformer.activation_checkpointing import checkpoint_layers
 from colossal._src.shardformer.adapters import is_adapted, layers_inside, shard_adapted_layer, shard_copied_layer
 from colossal._src.shardformer.balance_loss import balance_over_ranks
 from colossal._src.shardformer.causal_loss import ParallelCausalLoss, has_causal_loss, set_causal_loss
+from colossal._src.shardformer.full_model_methods import adapt_full_model_methods
 from colossal._src.shardformer.generation import adapt_generate
 from colossal._src.shardformer.head_counts import (
     adjust_key_value_groups,
@@ -149,7 +150,7 @@ def _parallelize(
     if config.shards_tensors(mesh):
         _check_uneven(model, plan, mesh, sp_config)
         is_vocab_parallel = _apply_plan(model, plan, mesh, keep_sharded)
-        _refuse_resizing(model)
+        adapt_full_model_methods(model)
         is_attention_sharded = skip_uneven_attention(plan, getattr(model, "config", None), mesh.size("tp")) is plan
         if sp_config is None and is_attention_sharded:  # sequence parallelism refuses more
             model.register_forward_pre_hook(_refuse_attentions, with_kwargs=True)
@@ -166,16 +167,6 @@ def _parallelize(
     elif keep_sharded and sharding is not None:  # what needs all tokens needs all vocabulary entries too, see above
         mark_tokens(model, sharding.size)
     adapt_generate(model, mesh, shards_vocabulary=is_vocab_parallel, shards_tokens=sp_config is not None)
-
-
-def _refuse_resizing(model: nn.Module) -> None:
-    """Reject what puts a full embedding, with entries of its own, into the place of a sharded one."""
-    if hasattr(model, "resize_token_embeddings"):
-        message = (
-            "resize_token_embeddings changes the embeddings of the full vocabulary. Found a model whose vocabulary "
-            "ranks shard. Call it before boost, and build the optimizer after it."
-        )
-        refuse([model], "resize_token_embeddings", message)
 
 
 def experts_only(plan: ParallelPlan) -> ParallelPlan:
