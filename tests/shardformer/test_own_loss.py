@@ -5,6 +5,8 @@ from typing import Any
 import pytest
 import torch
 from families import VOCAB, build, inputs_of
+from transformers import LlamaForCausalLM
+from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from colossal.booster import Booster
 from colossal.booster.plugin import HybridParallelPlugin
@@ -56,6 +58,42 @@ def test_a_loss_of_the_program_sees_all_logits(axis: str) -> None:
         torch.testing.assert_close(found["loss"], loss.detach())
         torch.testing.assert_close(found["grad"], norm.weight.grad)
         torch.testing.assert_close(found["called"], plain(**batch).loss.detach(), rtol=1e-6, atol=0)
+
+
+class WithPenalty(LlamaForCausalLM):
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        outputs: Any = super().forward(*args, **kwargs)
+        outputs.loss = outputs.loss + 0.1 * outputs.logits.logsumexp(-1).square().mean()
+        return outputs
+
+
+class WithValue(LlamaForCausalLM):
+    def forward(self, input_ids: Any = None, labels: Any = None, **_others: Any) -> Any:
+        hidden = self.model(input_ids=input_ids).last_hidden_state
+        logits = self.lm_head(hidden)
+        loss = self.loss_function(logits=logits, labels=labels, vocab_size=self.config.vocab_size)
+        return CausalLMOutputWithPast(loss=loss + self.model.norm.weight.square().mean(), logits=logits)
+
+
+def model_of(kind: Any) -> Any:
+    model: Any = build("llama")
+    model.__class__ = kind
+    return model
+
+
+def losses_of_forward() -> list[torch.Tensor]:
+    batch = inputs_of("llama")
+    with pytest.raises(UnsupportedError, match="logsumexp needs the logits of all .* Pass parallel_output=False"):
+        shard("tp", model_of(WithPenalty))(**batch)
+    config = ShardConfig(ParallelMesh(tp=2), parallel_output=False)
+    gathered, _ = ShardFormer(config).optimize(model_of(WithPenalty))
+    return [gathered(**batch).loss.detach(), shard("tp", model_of(WithValue))(**batch).loss.detach()]
+
+
+def test_a_forward_method_of_the_program_sees_marked_logits() -> None:
+    expected = [model_of(kind)(**inputs_of("llama")).loss.detach() for kind in (WithPenalty, WithValue)]
+    for found in run_threads(losses_of_forward, 2):
+        torch.testing.assert_close(found, expected, rtol=1e-6, atol=0)
 
 
 def test_stages_do_not_take_what_is_set_after_boost() -> None:
