@@ -1,16 +1,49 @@
 """The loss of language models whose logits are sharded over the vocabulary or over tokens."""
 
+import sys
 from typing import Any, final
 
 import torch
+from torch import nn
 from torch.nn import functional
 
 from colossal._src import comm
 from colossal._src.cluster import ParallelMesh
 from colossal._src.nn.attention import SequenceSharding
 from colossal._src.nn.loss import VocabParallelCrossEntropyLoss
+from colossal.errors import UnsupportedError
 
 _IGNORED = -100
+_CAUSAL = ("ForCausalLM", "LMHeadModel")
+
+
+def has_causal_loss(model: nn.Module) -> bool:
+    """Whether a model computes the loss of causal language models, by its `loss_function`.
+
+    Such classes are recognized by their names. A loss that the program has put there takes the logits of all.
+    """
+    is_causal = any(kind.__name__.endswith(_CAUSAL) for kind in type(model).__mro__)
+    if not is_causal or not hasattr(type(model), "loss_function"):
+        return False
+    losses: Any = sys.modules.get("transformers.loss.loss_utils")
+    found: Any = getattr(model, "loss_function", None)
+    return isinstance(found, ParallelCausalLoss) or found is getattr(losses, "ForCausalLMLoss", None)
+
+
+def set_causal_loss(model: nn.Module, loss: "ParallelCausalLoss") -> None:
+    """Let a model compute its loss from sharded logits, and reject another loss, which would take them for all."""
+    causal: Any = model
+    causal.loss_function = loss
+    model.register_forward_pre_hook(_check_loss)
+
+
+def _check_loss(model: Any, _args: Any) -> None:
+    if not isinstance(model.loss_function, ParallelCausalLoss):
+        raise UnsupportedError(
+            "Ranks shard the logits, of which the model computes its loss by a loss_function of its own. Found another "
+            f"one, {getattr(model.loss_function, '__name__', type(model.loss_function).__name__)}, set after boost. "
+            "Set model.loss_function before boost, which then gathers the logits, or pass parallel_output=False."
+        )
 
 
 @final
@@ -40,6 +73,7 @@ class ParallelCausalLoss:
         **_others: Any,
     ) -> torch.Tensor:
         """Compute the loss."""
+        logits = logits.as_subclass(torch.Tensor)  # which a program may have from the outputs, where they are marked
         if shift_labels is None:
             # Shifted before they are sharded: the label of the last token of a shard is in the next one.
             shift_labels = functional.pad(labels, (0, 1), value=ignore_index)[..., 1:]

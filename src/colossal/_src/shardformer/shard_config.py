@@ -98,7 +98,8 @@ class ShardConfig:
         mesh: The mesh whose tp axis shards the model, and whose ep axis shards its experts; the ambient one by default.
         enable_tensor_parallelism: Whether to shard the model over the tp axis; otherwise it stays replicated.
         parallel_output: Leave the logits of a causal language model sharded over the vocabulary, and compute its loss
-            from them; other models gather them. With sequences on the sp axis, tokens stay sharded as well.
+            from them; other models, and those with a loss_function of the program, gather them. With sequences on the
+            sp axis, tokens stay sharded as well.
         enable_flash_attention: Compute attention without storing its scores, by ``"flash_attention_2"`` where the
             package, the device, the dtype and the classes of the model allow it, and else by ``"sdpa"`` of torch.
         enable_fused_normalization: Compute norms in one kernel; those of torch, such as LayerNorm, are that already.

@@ -19,6 +19,7 @@ _NEEDS_ALL_ENTRIES = (
     *("gumbel_softmax", "log_softmax", "logcumsumexp", "logsumexp", "normalize", "softmax", "softmin"),
     *("special_log_softmax", "special_softmax", "multinomial", "numpy", "tolist", "__array__"),
 )
+_FORWARD_OF_FAMILIES = "transformers."  # which use logits for their loss_function only
 _ABOUT_OTHERS = ("to", "type_as", "as_subclass", "backward")  # of a tensor, which the logits are given to
 
 
@@ -117,6 +118,9 @@ def _head_of(model: Any) -> Any:
 
 
 def _mark_outputs(model: nn.Module, num_entries: int, mark: Callable[[torch.Tensor], ShardedLogits]) -> None:
+    if not getattr(model.forward, "__module__", "").startswith(_FORWARD_OF_FAMILIES):
+        # a method of the program may use logits, as for a loss of its own, before it returns them
+        _head_of(model).register_forward_hook(lambda _head, _args, logits: mark(logits))
     model.register_forward_hook(partial(_mark_logits_in, num_entries, mark))
 
 

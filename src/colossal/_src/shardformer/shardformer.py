@@ -12,7 +12,8 @@ from colossal._src.nn.moe import ExpertParallel
 from colossal._src.shardformer.activation_checkpointing import checkpoint_layers
 from colossal._src.shardformer.adapters import is_adapted, layers_inside, shard_adapted_layer, shard_copied_layer
 from colossal._src.shardformer.balance_loss import balance_over_ranks
-from colossal._src.shardformer.causal_loss import ParallelCausalLoss
+from colossal._src.shardformer.causal_loss import ParallelCausalLoss, has_causal_loss, set_causal_loss
+from colossal._src.shardformer.full_model_methods import adapt_full_model_methods
 from colossal._src.shardformer.generation import adapt_generate
 from colossal._src.shardformer.head_counts import (
     adjust_key_value_groups,
@@ -68,7 +69,6 @@ def retie_parameters(model: nn.Module, ties: Sequence[Sequence[str]], sharded: C
 _LARGE = 1 << 20
 _KEEP_MODULE = ("replicate", "replicated_with_grad_allreduce", "split_input", *EXPERT_STYLES)
 _COMPUTE_THE_SAME = ("FalconLinear",)
-_CAUSAL = ("ForCausalLM", "LMHeadModel")
 
 
 @final
@@ -146,10 +146,11 @@ def _parallelize(
     sp_config: SequenceParallelConfig | None,
 ) -> None:
     """Shard a model and its sequences, and replace its loss accordingly."""
-    keep_sharded, is_vocab_parallel = config.parallel_output and _has_causal_loss(model), False
+    keep_sharded, is_vocab_parallel = config.parallel_output and has_causal_loss(model), False
     if config.shards_tensors(mesh):
         _check_uneven(model, plan, mesh, sp_config)
         is_vocab_parallel = _apply_plan(model, plan, mesh, keep_sharded)
+        adapt_full_model_methods(model)
         is_attention_sharded = skip_uneven_attention(plan, getattr(model, "config", None), mesh.size("tp")) is plan
         if sp_config is None and is_attention_sharded:  # sequence parallelism refuses more
             model.register_forward_pre_hook(_refuse_attentions, with_kwargs=True)
@@ -160,8 +161,7 @@ def _parallelize(
         shard_sequence(model, plan, sp_config, keep_sharded)
     sharding = None if sp_config is None or sp_config.is_over_tp else sp_config.sharding
     if keep_sharded and (is_vocab_parallel or sharding is not None):
-        causal: Any = model
-        causal.loss_function = ParallelCausalLoss(mesh, sharding, is_vocab_parallel)
+        set_causal_loss(model, ParallelCausalLoss(mesh, sharding, is_vocab_parallel))
     if is_vocab_parallel:
         mark_outputs(model)
     elif keep_sharded and sharding is not None:  # what needs all tokens needs all vocabulary entries too, see above
@@ -277,12 +277,6 @@ def _carry_over(module: nn.Module, params: Mapping[str, nn.Parameter], new: nn.M
 
 def _apply_style(_name: str, module: nn.Module, style: str, context: StyleContext) -> nn.Module:
     return STYLES[style](module, context)
-
-
-def _has_causal_loss(model: nn.Module) -> bool:
-    """Whether a model computes its loss by its `loss_function`; such classes are recognized by their names."""
-    is_causal = any(kind.__name__.endswith(_CAUSAL) for kind in type(model).__mro__)
-    return is_causal and hasattr(type(model), "loss_function")
 
 
 def _styled_modules(

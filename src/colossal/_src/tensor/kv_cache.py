@@ -5,7 +5,8 @@ import threading
 from collections.abc import Callable
 from functools import wraps
 from inspect import signature
-from typing import Any
+from typing import Any, final
+from weakref import WeakSet
 
 import torch
 from torch import nn
@@ -13,9 +14,11 @@ from torch import nn
 # [Note: packed sequences]
 # Without such a cache, transformers looks in each forward pass whether positions begin anew within a row, and the host
 # has to wait for what an accelerator answers. If the caller passes no positions, the model counts them itself, and the
-# answer is known.
+# answer is known. It is known too where one process would have kept a cache: then transformers takes a row for one
+# sequence, whatever its positions are, and so do we.
 _CALLS = threading.local()
-_POSITIONS = "position_ids"
+_HOOKED: "WeakSet[nn.Module]" = WeakSet()
+_POSITIONS, _CACHE = "position_ids", "use_cache"
 
 
 def configs_with_cache(model: nn.Module) -> list[Any]:
@@ -26,6 +29,7 @@ def configs_with_cache(model: nn.Module) -> list[Any]:
 
 def stop_caching(model: nn.Module) -> None:
     """Let a model keep no keys and values, and make the host wait for nothing because of it."""
+    kept = {id(config): config.use_cache for config in configs_with_cache(model)}
     for config in configs_with_cache(model):
         config.use_cache = False
     masks: Any = sys.modules.get("transformers.masking_utils")
@@ -36,8 +40,11 @@ def stop_caching(model: nn.Module) -> None:
     if not hasattr(find, "__wrapped__"):
         masks.find_packed_sequence_indices = _unless_known(find)
     for module in model.modules():
-        if hasattr(module, "config") and _POSITIONS in signature(module.forward).parameters:
-            module.register_forward_pre_hook(_enter, with_kwargs=True)
+        # Stages of a pipeline come here again, to shard their sequences: what the program chose is known by then.
+        is_new = module not in _HOOKED
+        if is_new and hasattr(module, "config") and _POSITIONS in signature(module.forward).parameters:
+            _HOOKED.add(module)
+            module.register_forward_pre_hook(_EnterCall(bool(kept.get(id(module.config)))), with_kwargs=True)
             # Also after an exception, by which the pass of a pipeline stage ends: the stack would keep growing.
             module.register_forward_hook(_leave, always_call=True)
 
@@ -51,13 +58,23 @@ def _unless_known(find: Callable[[torch.Tensor], torch.Tensor | None]) -> Callab
     return found
 
 
-def _enter(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    if torch.compiler.is_compiling():  # there transformers does not look
-        return
-    if not hasattr(_CALLS, "counts"):
-        _CALLS.counts = list[bool]()
-    passed = signature(module.forward).bind_partial(*args, **kwargs).arguments
-    _CALLS.counts.append(passed.get(_POSITIONS) is None)
+@final
+class _EnterCall:
+    """Forward pre-hook: notes whether it is known that no row has several sequences."""
+
+    def __init__(self, keeps_cache: bool) -> None:
+        self._keeps_cache = keeps_cache  # by the configuration, as the program had set it
+
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if torch.compiler.is_compiling():  # there transformers does not look
+            return
+        if not hasattr(_CALLS, "counts"):
+            _CALLS.counts = list[bool]()
+        passed = signature(module.forward).bind_partial(*args, **kwargs).arguments
+        chosen = kwargs.get(_CACHE, passed.get(_CACHE))
+        keeps_cache = self._keeps_cache if chosen is None else chosen
+        recomputes = module.training and getattr(module, "gradient_checkpointing", False)  # and so keeps none
+        _CALLS.counts.append(passed.get(_POSITIONS) is None or (keeps_cache and not recomputes))
 
 
 def _leave(*_call: Any) -> None:

@@ -57,7 +57,7 @@ class HybridParallelPlugin(DataParallelPlugin):
             ``"ring_attn"`` for those of sp. By default all_to_all if there are such, else split_gather. Sequences are
             as long as a multiple of the ranks, or for ring_attn of twice as many.
         parallel_output: Leave logits of causal language models sharded, by vocabulary and with sp_size by tokens, and
-            compute the loss from that.
+            compute the loss from that. A loss_function that the program set before boost gets all of them.
         num_microbatches: Number of micro-batches of a batch in a pipeline; or
         microbatch_size: number of samples of each.
         initial_scale: First loss scale in fp16; greater than 0.

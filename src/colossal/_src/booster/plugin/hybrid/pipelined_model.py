@@ -28,6 +28,7 @@ _REFUSED: Mapping[str, str] = {
     "generate": f"generate calls the full model for each token. Found a model in pipeline stages. {SAVE_AND_GENERATE}",
     "merge_and_unload": f"Merging takes adapters of all layers. Found a model in pipeline stages. {SAVE_AND_MERGE}",
 }
+_OF_FULL_MODEL = "The model is partitioned into pipeline stages: use {0} of the model before it is boosted."
 _CHECKPOINT_KWARGS: Mapping[str, Any] = {"use_reentrant": False, "preserve_rng_state": True}
 
 
@@ -45,10 +46,10 @@ class PipelinedModel(nn.Module):
         super().__init__()
         self.full_spec, self.adapters = full_spec, adapters
         self.stages = nn.ModuleList(stages)
-        self._run = run
         for name, message in _REFUSED.items():
             own = [each for root in full_spec.roots for each in (root, model_without_adapters(root))]
             refuse([*own, *([self] if any(hasattr(each, name) for each in own) else [])], name, message)
+        self._run = run  # the last one: from here on, attributes are set by the program
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "PipelinedModel":
         """Copy the stages, whose parameters can be averaged and saved; only those of the original communicate."""
@@ -105,7 +106,28 @@ class PipelinedModel(nn.Module):
         full_spec: FullModelSpec | None = vars(self).get("full_spec")
         if name == "config" and full_spec is not None and full_spec.config is not None:
             return full_spec.config
-        return super().__getattr__(name)
+        try:
+            return super().__getattr__(name)
+        except AttributeError as error:
+            if _is_of_full_model(full_spec, name):
+                raise AttributeError(f"{error}. {_OF_FULL_MODEL.format(name)}") from None
+            raise
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Refuse to set what the full model has, such as its loss function: stages would not see it."""
+        own = vars(self)
+        is_new = "_run" in own and name not in own and name not in own["_modules"] and not hasattr(type(self), name)
+        if is_new and _is_of_full_model(own["full_spec"], name):
+            raise UnsupportedError(
+                f"Stages of a pipeline have what the model had at boost. Found that {name} is set afterwards. "
+                f"{_OF_FULL_MODEL.format(name)}"
+            )
+        super().__setattr__(name, value)
+
+
+def _is_of_full_model(full_spec: FullModelSpec | None, name: str) -> bool:
+    is_private = name.startswith("__")
+    return not is_private and full_spec is not None and any(hasattr(root, name) for root in full_spec.roots)
 
 
 @final
