@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from colossal._src.booster.lora import lora
+from colossal._src.checkpoint_io import model_config
 from colossal._src.testing.processes import PRELOADED
 from colossal.booster import Booster
 from colossal.errors import CheckpointError
@@ -81,7 +81,7 @@ def test_a_save_that_fails_leaves_the_old_adapters_and_nothing_else(tmp_path, mo
     def fail(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(lora, "adapter_config_file", lambda _: {"adapter_config.json": fail})
+    monkeypatch.setattr(model_config, "adapter_config_file", lambda _: {"adapter_config.json": fail})
     with pytest.raises(CheckpointError, match="No space left on device"):
         booster.save_lora_as_pretrained(adapted(2), tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == names

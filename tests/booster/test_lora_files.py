@@ -17,6 +17,7 @@ from torch import nn
 from colossal._src.testing.processes import PRELOADED
 from colossal.booster import Booster
 from colossal.booster.plugin import Plugin, TorchDDPPlugin
+from colossal.checkpoint_io import CheckpointIO
 from colossal.errors import CheckpointError, ConfigError, UnsupportedError
 from colossal.testing import assert_close, run_processes
 
@@ -65,6 +66,18 @@ def outputs_of(model: nn.Module) -> torch.Tensor:
 def adapters(booster: Booster, **keywords: Any) -> nn.Module:
     torch.manual_seed(4)
     return booster.enable_lora(build(), lora_config=config(**keywords))
+
+
+def test_a_checkpoint_io_writes_the_same_directory(tmp_path: Path) -> None:
+    model = adapters(Booster(device="cpu"))
+    Booster(device="cpu").save_lora_as_pretrained(model, tmp_path / "booster", use_safetensors=True)
+    CheckpointIO().save_lora_as_pretrained(model, tmp_path / "io", use_safetensors=True)
+    names = {path.name for path in (tmp_path / "io").iterdir()}
+    assert names == {path.name for path in (tmp_path / "booster").iterdir()} >= {"adapter_model.safetensors"}
+    found = peft.PeftModel.from_pretrained(build(), tmp_path / "io")
+    assert torch.equal(outputs_of(found), outputs_of(model))
+    with pytest.raises(ConfigError, match="needs a model with adapters"):
+        CheckpointIO().save_lora_as_pretrained(build(), tmp_path / "plain")
 
 
 def save(plugin: str, folder: Path, use_safetensors: bool) -> tuple[torch.Tensor, list[float]]:

@@ -2,7 +2,7 @@
 
 import copy
 import importlib
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -10,6 +10,8 @@ from torch import distributed as dist
 from torch import nn
 from transformers import BertConfig, BertForSequenceClassification, GPT2Config, GPT2LMHeadModel
 
+from colossal.booster import Booster
+from colossal.booster.plugin import HybridParallelPlugin
 from colossal.cluster import ParallelMesh
 from colossal.errors import ConfigError, PlanError
 from colossal.legacy.shardformer import read_policy
@@ -23,7 +25,14 @@ Description, Replacement = base_policy.ModulePolicyDescription, base_policy.SubM
 
 class BertPolicy(base_policy.Policy):
     def config_sanity_check(self) -> None:
-        assert self.model.config.num_attention_heads % 2 == 0
+        assert self.model.config.num_attention_heads % self.shard_config.tensor_parallel_size == 0
+
+    def preprocess(self) -> Any:
+        return self.model
+
+    def postprocess(self) -> Any:
+        """The documented base class asks for one."""
+        return self.model
 
     def module_policy(self) -> Any:
         config = self.model.config
@@ -120,6 +129,24 @@ def check(case: str, expected: Any, original: nn.Module) -> None:
     assert_close(norm, expected[1], "gradient of a norm", rtol=1e-3, atol=1e-5)
 
 
+def check_passed_directly(expected: Any, original: nn.Module) -> None:
+    model: Any = copy.deepcopy(original)
+    plugin = HybridParallelPlugin(tp_size=2, pp_size=1, precision="fp32", custom_policy=BertPolicy())
+    boosted, *_ = Booster(plugin=plugin).boost(model)
+    former = ShardFormer(ShardConfig(plugin.mesh))
+    for sharded in (boosted, former.optimize(copy.deepcopy(original), BertPolicy())[0]):
+        found = train(sharded, CASES["bert"][2])
+        for loss, one in zip(found[0], expected[0], strict=True):
+            assert_close(loss, one, "loss", rtol=1e-4)
+    with pytest.raises(ConfigError, match="policy is a ParallelPlan, .* or a function"):
+        former.optimize(copy.deepcopy(original), cast("Any", BertPolicy))  # the class, not a policy
+
+
+def test_a_policy_is_passed_as_the_documentation_passes_it() -> None:
+    original = bert()
+    run_threads(check_passed_directly, 2, train(copy.deepcopy(original), CASES["bert"][2]), original)
+
+
 @pytest.mark.parametrize("case", CASES)
 def test_a_policy_of_ones_own_equals_one_process(case) -> None:
     build, _, labels = CASES[case]
@@ -178,9 +205,10 @@ def test_classes_that_the_model_does_not_have_and_other_work_are_refused() -> No
 
     class After(BertPolicy):
         def postprocess(self) -> Any:
+            self.model.tie_weights()
             return self.model
 
-    with fake_world(2), pytest.raises(PlanError, match="or a postprocess, in After"):
+    with fake_world(2), pytest.raises(PlanError, match="or a postprocess that does more .* in After"):
         read_policy(After(), bert(), ParallelMesh(tp=2))
 
 

@@ -1,12 +1,16 @@
 """The import paths of the older documentation lead to what there is today, or say what to use."""
 
 import importlib
+import pkgutil
 import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from colossal._src.legacy.path_table import PATHS
+from colossal._src.legacy.refused_paths import WITHOUT_COUNTERPART
 
 HERE = Path(__file__).parent
 DOCUMENTED = (HERE / "documented_paths.txt").read_text(encoding="utf-8").split()
@@ -40,6 +44,35 @@ def test_a_path_without_a_counterpart_says_what_to_use(path: str) -> None:
     assert path in DOCUMENTED
     with pytest.raises(ImportError, match=r"colossal\.[\w.]+ has no counterpart here\. .*\b(colossal|torch)\."):
         resolve(path)
+
+
+USED = [  # by public programs, of modules that no page of the older documentation names
+    "colossal.trainer.hooks._metric_hook.LossHook",
+    "colossal.nn.lr_scheduler.cosine.CosineAnnealingWarmupLR",
+    "colossal.nn.optimizer.fused_adam.FusedAdam",
+    "colossal.nn.optimizer.ColossalaiOptimizer",
+    "colossal.booster.mixed_precision.fp16_torch.FP16TorchMixedPrecision",
+    "colossal.checkpoint_io.general_checkpoint_io.GeneralCheckpointIO",
+    "colossal.shardformer.shard.ModelSharder",
+    "colossal.nn.layer.parallel_1d.layers.Linear1D_Col",
+    "colossal.utils.model.lazy_init_context.LazyInitContext",
+]
+
+
+@pytest.mark.parametrize("path", USED)
+def test_modules_of_programs_are_found(path: str) -> None:
+    assert resolve(path) is getattr(importlib.import_module(path.rpartition(".")[0]), path.rpartition(".")[2])
+
+
+def test_advice_names_what_there_is() -> None:
+    for path, advice in WITHOUT_COUNTERPART.items():
+        has_modules = any(each.startswith(f"{path}.") for each in PATHS)  # the others of its modules are refused
+        with pytest.raises(ImportError, match="has no counterpart here"):
+            resolve(f"{path}.other" if has_modules else path)
+        named = re.findall(r"\b(?:colossal|torch)(?:\.\w+)+", advice)
+        assert named or "Booster" in advice or "CPUAdam" in advice, (path, advice)
+        for name in named:
+            assert pkgutil.resolve_name(name) is not None, (path, name)
 
 
 def test_what_is_not_here_yet_is_of_two_kinds() -> None:

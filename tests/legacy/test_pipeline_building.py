@@ -269,6 +269,20 @@ def test_a_model_is_partitioned_in_the_order_of_its_modules() -> None:
     assert isinstance(model, nn.Module)
 
 
+def test_a_model_is_partitioned_as_often_as_a_program_asks() -> None:
+    with PipelinableContext(policy="uniform") as context:
+        nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 1))
+    context.to_layer_list()
+    chunks = [context.partition(1, 2, rank) for rank in (0, 1, 0, 1)]
+    names = [[name for name, _ in chunk.named_parameters()] for chunk in chunks]
+    assert names == [["0.weight", "0.bias"], ["2.weight", "2.bias"]] * 2
+    for first, again in zip(chunks[:2], chunks[2:], strict=True):
+        for one, other in zip(first.parameters(), again.parameters(), strict=True):
+            assert torch.equal(one, other)
+    context.policy = "balanced"
+    assert len(list(context.partition(1, 1, 0).parameters())) == 4
+
+
 def test_several_models_need_an_order() -> None:
     context = PipelinableContext()
     with context:

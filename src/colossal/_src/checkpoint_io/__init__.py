@@ -16,10 +16,10 @@ from colossal._src.checkpoint_io.source import read_torch, write_torch
 from colossal._src.checkpoint_io.staging import Staging, prepare_directory
 
 if TYPE_CHECKING:
-    from colossal._src.checkpoint_io.model_config import adapter_config_file
+    from colossal._src.checkpoint_io.adapter_directory import adapter_tree
 
 _MODULE_OF = {
-    "adapter_config_file": "colossal._src.checkpoint_io.model_config",
+    "adapter_tree": "colossal._src.checkpoint_io.adapter_directory",
 }  # which few programs need
 
 __all__ = [
@@ -33,7 +33,7 @@ __all__ = [
     "ProcessGroupIO",
     "SingleProcessIO",
     "Staging",
-    "adapter_config_file",
+    "adapter_tree",
     "full_path",
     "prepare_directory",
     "read_torch",

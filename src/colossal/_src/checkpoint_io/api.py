@@ -1,6 +1,6 @@
 """Saving and loading models, optimizers and learning rate schedulers."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar, final
@@ -16,18 +16,22 @@ from colossal._src.checkpoint_io.content import (
     Entry,
     ParameterContent,
     extract_tensors,
-    insert_tensors,
     plan_files,
 )
 from colossal._src.checkpoint_io.destination import Destination, ShardedDestination, SingleFileDestination
 from colossal._src.checkpoint_io.file_writers import FileWriter, SafetensorsWriter
-from colossal._src.checkpoint_io.index_and_names import MODEL, OLD_OPTIMIZER, OPTIMIZER, full_path, listing
+from colossal._src.checkpoint_io.index_and_names import (
+    MODEL,
+    OLD_OPTIMIZER,
+    OPTIMIZER,
+    full_path,
+)
 from colossal._src.checkpoint_io.model_state import ModelState
-from colossal._src.checkpoint_io.optimizer_state import OptimizerState, optimizer_tree, plain_of
+from colossal._src.checkpoint_io.optimizer_state import OptimizerState, check_scheduler, optimizer_tree, plain_of
 from colossal._src.checkpoint_io.save_queue import SaveQueue
-from colossal._src.checkpoint_io.source import Source
+from colossal._src.checkpoint_io.source import Source, read_plain
 from colossal._src.interface import OptimizerWrapper, unwrap_model
-from colossal.errors import CheckpointError, ConfigError, UnsupportedError
+from colossal.errors import ConfigError, UnsupportedError
 
 M = TypeVar("M", bound=nn.Module)
 _MODEL_KINDS = tuple(MODEL.values())
@@ -150,6 +154,28 @@ class CheckpointIO:
             state.log_experts(source.items, checkpoint)
         return model
 
+    def save_lora_as_pretrained(self, model: nn.Module, checkpoint: str | Path, use_safetensors: bool = False) -> None:
+        """Save the adapters of a model alone, into a directory that peft loads.
+
+        Args:
+            model: A model of `Booster.enable_lora`, boosted or not.
+            checkpoint: The directory; it is created. Adapters that are there already are replaced.
+            use_safetensors: Write safetensors rather than PyTorch's own format.
+
+        Raises:
+            ConfigError: The model has no adapters.
+            CheckpointError: A file cannot be written; on all ranks.
+
+        Communication: that of `save_model` with the adapters alone, and for `ProcessGroupIO` twice all_gather_object,
+        the group, a few bytes.
+        """
+        from colossal._src.checkpoint_io.adapter_directory import AdapterDirectory
+
+        directory = AdapterDirectory(model, full_path(checkpoint), use_safetensors)
+        self._writers.write(directory.prepare)
+        self.save_model(directory.adapters, directory.aside, use_safetensors=use_safetensors)
+        self._writers.write(directory.publish)
+
     def save_optimizer(
         self,
         optimizer: Optimizer | OptimizerWrapper,
@@ -260,7 +286,7 @@ class CheckpointIO:
         `SingleProcessIO` none.
         """
         state = self.load_plain(checkpoint)
-        self._writers.read(partial(_check_scheduler, lr_scheduler, state, checkpoint))
+        self._writers.read(partial(check_scheduler, lr_scheduler, state, checkpoint))
         self._writers.read(lambda: lr_scheduler.load_state_dict(state))
 
     def save_plain(self, state: Callable[[], Any], checkpoint: str | Path, use_async: bool = False) -> None:
@@ -314,7 +340,7 @@ class CheckpointIO:
         """
         self._save_queue.wait_until_saved()
         with self._open(full_path(checkpoint), (), low_cpu_mem_mode=self._member is not None) as source:
-            return self._writers.read(partial(_read_plain, source))
+            return self._writers.read(partial(read_plain, source))
 
     def synchronize(self) -> None:
         """Wait until everything that was saved is on the disk.
@@ -372,18 +398,3 @@ def _require_full_tensors(gather_dtensor: bool) -> None:
 def _check_threads(num_threads: int) -> None:
     if num_threads < 1:
         raise ConfigError(f"Reading needs at least one thread. Found num_threads={num_threads}. The default is 1.")
-
-
-def _read_plain(source: Source) -> Any:
-    if source.plain is not None:
-        return insert_tensors(source.plain, lambda name: source.item(name).read_full())
-    return {name: item.value if item.shape is None else item.read_full() for name, item in source.items.items()}
-
-
-def _check_scheduler(lr_scheduler: LRScheduler, state: Mapping[str, Any], path: object) -> None:
-    """Raise if a file does not have all that the scheduler's own state has."""
-    if missing := {key for key in lr_scheduler.state_dict() if not key.startswith("_")} - set(state):
-        raise CheckpointError(
-            f"Loading needs a file of a {type(lr_scheduler).__name__}. Found {path} without "
-            f"{listing(sorted(missing))}. Build the scheduler that was saved, or pass its file."
-        )

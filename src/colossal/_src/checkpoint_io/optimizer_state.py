@@ -8,6 +8,7 @@ from typing import Any, final
 
 import torch
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 
 from colossal._src.checkpoint_io.content import (
     Content,
@@ -338,3 +339,12 @@ def _torch_tree(source: Source) -> dict[str, Any]:
     return {name: values[name] for name in header} | {
         "state": {name: value for name, value in values.items() if name not in header}
     }
+
+
+def check_scheduler(lr_scheduler: LRScheduler, state: Mapping[str, Any], path: object) -> None:
+    """Raise if a file does not have all that the scheduler's own state has."""
+    if missing := {key for key in lr_scheduler.state_dict() if not key.startswith("_")} - set(state):
+        raise CheckpointError(
+            f"Loading needs a file of a {type(lr_scheduler).__name__}. Found {path} without "
+            f"{listing(sorted(missing))}. Build the scheduler that was saved, or pass its file."
+        )

@@ -11,6 +11,7 @@ from typing import IO, Any, Self, TypeVar, cast, final
 
 import torch
 
+from colossal._src.checkpoint_io.content import insert_tensors
 from colossal._src.checkpoint_io.index_and_names import CheckpointIndexFile, FileNames, find_checkpoint, listing
 from colossal._src.checkpoint_io.safetensors_file import SafeFile
 from colossal._src.tensor import Region
@@ -325,3 +326,10 @@ def in_memory(value: Any) -> Item:
 
 def _no_tensor(_region: Region, _out: torch.Tensor) -> None:
     raise AssertionError("only tensors have regions")
+
+
+def read_plain(source: Source) -> Any:
+    """Return numbers, strings and tensors as they were nested; those of PyTorch's format by their names."""
+    if source.plain is not None:
+        return insert_tensors(source.plain, lambda name: source.item(name).read_full())
+    return {name: item.value if item.shape is None else item.read_full() for name, item in source.items.items()}

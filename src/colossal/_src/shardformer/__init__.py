@@ -14,7 +14,7 @@ from colossal._src.shardformer.fused_norm import fused_norm_of
 from colossal._src.shardformer.generation import ShardedGeneration, sharded_generation_of
 from colossal._src.shardformer.head_layers import HeadParallelEmbedding, ReplicatedKVLinear
 from colossal._src.shardformer.model_options import MODEL_OPTIONS, apply_options, choose_options
-from colossal._src.shardformer.plans import FAMILIES, plan_of
+from colossal._src.shardformer.plans import FAMILIES, PlanMaker, check_policy, plan_of, read_plan
 from colossal._src.shardformer.plans.hf_plan import hf_plan
 from colossal._src.shardformer.sequence_tensor_parallel import shard_tokens
 from colossal._src.shardformer.shard_config import MODES_OF_TP, SequenceMode, SequenceParallelConfig, ShardConfig
@@ -33,6 +33,7 @@ __all__ = [
     "HeadParallelEmbedding",
     "ParallelCausalLoss",
     "PipelineGradientCheckpointConfig",
+    "PlanMaker",
     "ReplicatedKVLinear",
     "SequenceMode",
     "SequenceParallelConfig",
@@ -44,6 +45,7 @@ __all__ = [
     "balance_over_ranks",
     "check_checkpointing",
     "check_experts",
+    "check_policy",
     "checkpoint_layers",
     "choose_options",
     "fused_norm_of",
@@ -51,6 +53,7 @@ __all__ = [
     "hf_plan",
     "option_matrix",
     "plan_of",
+    "read_plan",
     "shard_tokens",
     "sharded_generation_of",
     "supported_options",

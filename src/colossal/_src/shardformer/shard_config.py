@@ -4,7 +4,7 @@ from dataclasses import InitVar, dataclass, fields
 from typing import Any, Literal, final, get_args
 
 from colossal._src._older_names import get_older_name
-from colossal._src.cluster import ParallelMesh
+from colossal._src.cluster import ParallelMesh, current_mesh
 from colossal._src.nn.attention import SequenceSharding
 from colossal._src.shardformer.activation_checkpointing import (
     GradientCheckpointConfig,
@@ -186,6 +186,11 @@ class ShardConfig:
                 "gradient_checkpoint_config is a GradientCheckpointConfig or a PipelineGradientCheckpointConfig. Found "
                 f"{config!r}. Pass one of them, such as GradientCheckpointConfig(gradient_checkpointing_ratio=1.0)."
             )
+
+    @property
+    def tensor_parallel_size(self) -> int:
+        """Ranks that share a tensor: those of the tp axis of the mesh, by default of the ambient one."""
+        return (self.mesh or current_mesh()).size("tp") if self.enable_tensor_parallelism else 1
 
     def shards_tensors(self, mesh: ParallelMesh) -> bool:
         """Tell whether layers are sharded over the tp axis of a mesh.

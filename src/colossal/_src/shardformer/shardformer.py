@@ -24,7 +24,7 @@ from colossal._src.shardformer.head_counts import (
 from colossal._src.shardformer.head_layers import HeadInputSplitter
 from colossal._src.shardformer.input_gradients import merge_input_gradients
 from colossal._src.shardformer.model_options import apply_options, choose_options
-from colossal._src.shardformer.plans import plan_of
+from colossal._src.shardformer.plans import PlanMaker, check_policy, plan_of, read_plan
 from colossal._src.shardformer.sequence_parallel import shard_sequence
 from colossal._src.shardformer.shard_config import SequenceParallelConfig, ShardConfig
 from colossal._src.shardformer.sharded_logits import mark_outputs, mark_tokens
@@ -96,12 +96,13 @@ class ShardFormer:
     def __init__(self, shard_config: ShardConfig) -> None:
         self.shard_config = shard_config
 
-    def optimize(self, model: nn.Module, policy: ParallelPlan | None = None) -> tuple[nn.Module, list[Any]]:
+    def optimize(self, model: nn.Module, policy: ParallelPlan | PlanMaker | None = None) -> tuple[nn.Module, list[Any]]:
         """Shard a model in place, and apply the options.
 
         Args:
             model: The same model on all ranks; of Hugging Face, or with a plan of its own.
-            policy: Its plan; by default that of its family, or else that which its configuration has.
+            policy: Its plan, or a function that makes it from the model and the mesh; by default that of its family,
+                or else that which its configuration has.
 
         Returns:
             The model, and what stages of a pipeline have in common: nothing, as there is one stage.
@@ -110,12 +111,13 @@ class ShardFormer:
             PlanError: The plan does not fit the model, numbers of the model are not divisible by the tp or the ep size,
                 or it has no experts to shard over ep.
             MeshError: The tp axis is arranged as a grid.
-            ConfigError: There is no such mode of sp_config sequences, its axis has one rank and the other several, or
-                the numbers of layers that are checkpointed do not fit the model.
+            ConfigError: `policy` is something else, there is no such mode of sp_config sequences, its axis has one rank
+                and the other several, or the numbers of layers that are checkpointed do not fit the model.
             UnsupportedError: The model does not support an option, or the mode needs another attention implementation.
 
         Communication: none; its layers communicate when they run.
         """
+        check_policy(policy, "policy")
         config, mesh = self.shard_config, self.shard_config.mesh or current_mesh()
         sp_config = config.sequence_parallel_config(mesh)
         needs_plan = config.shards_tensors(mesh) or mesh.size("ep") > 1 or sp_config is not None
@@ -125,15 +127,16 @@ class ShardFormer:
                 "it with tp_mode='1d'."
             )
         chosen = choose_options(model, config)
-        if policy is None and (needs_plan or config.gradient_checkpoint_config is not None):
-            policy = plan_of(model)
+        plan: ParallelPlan | None = None
+        if needs_plan or config.gradient_checkpoint_config is not None:
+            plan = plan_of(model) if policy is None else read_plan(policy, model, mesh)
         if config.gradient_checkpoint_config is not None:
-            checkpoint_layers(model, policy, config.gradient_checkpoint_config)
+            checkpoint_layers(model, plan, config.gradient_checkpoint_config)
         apply_options(model, chosen)
-        if needs_plan and policy is not None:
-            if policy != policy.for_stage():
-                check_experts(model, policy, mesh)
-            _parallelize(unwrap_adapters(model), policy, mesh, config, sp_config)
+        if needs_plan and plan is not None:
+            if plan != plan.for_stage():
+                check_experts(model, plan, mesh)
+            _parallelize(unwrap_adapters(model), plan, mesh, config, sp_config)
         balance_over_ranks(unwrap_adapters(model), mesh, None if sp_config is None else sp_config.sharding)
         return model, []
 

@@ -1,10 +1,9 @@
 """The files of saved adapters, which are those of peft."""
 
-from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from colossal._src.checkpoint_io import ADAPTER_CONFIG_FILE, ADAPTER_WEIGHTS_FILES, Staging, prepare_directory
+from colossal._src.checkpoint_io import ADAPTER_CONFIG_FILE, ADAPTER_WEIGHTS_FILES
 from colossal.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -49,28 +48,3 @@ def adapter_weights_path(directory: Path) -> Path:
         f"Saved adapters are in {' or '.join(ADAPTER_WEIGHTS_FILES.values())}. Found neither in {directory}. "
         "Check that the directory was copied completely."
     )
-
-
-def prepare_adapter_directory(directory: Path) -> None:
-    """Create the directory."""
-    if directory.is_file():
-        raise CheckpointError(
-            f"save_lora_as_pretrained writes a directory. Found the file {directory}. Choose another path."
-        )
-    prepare_directory(directory)
-
-
-def write_adapter_directory(
-    directory: Path, aside: Path, config: Mapping[str, Callable[[Path], object]], use_safetensors: bool
-) -> None:
-    """Move adapters and configuration into place, and remove adapters in the other format: peft would prefer them."""
-    try:
-        with Staging() as staging:
-            staging.add(directory / ADAPTER_WEIGHTS_FILES[use_safetensors], aside.replace)
-            for name, write in config.items():
-                staging.add(directory / name, write)
-            staging.commit()
-        # last: a crash at any moment leaves one complete file of adapters
-        (directory / ADAPTER_WEIGHTS_FILES[not use_safetensors]).unlink(missing_ok=True)
-    finally:
-        aside.unlink(missing_ok=True)

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from colossal._src.interface import AdapterNames
 from colossal.errors import ColossalError, ConfigError, UnsupportedError
 
 if TYPE_CHECKING:
@@ -78,31 +77,3 @@ def restore_on_error(model: nn.Module) -> Iterator[None]:
         for parameter, requires_grad in trainable.items():
             parameter.requires_grad_(requires_grad)
         raise
-
-
-def adapter_tree(adapted: "PeftModel") -> nn.Module:
-    """Return modules whose state is the adapters alone, under the names that peft's files use.
-
-    What is in the tree is in the model: loading into it changes the model, and shards stay shards.
-    """
-    names = AdapterNames.of(adapted)
-    assert names is not None, "a PeftModel of LoRA has adapters"
-    state = adapted.state_dict(keep_vars=True)
-    tree = nn.Module()
-    for name, full in names.adapters.items():
-        tensor = state[full]
-        path, _, leaf = name.rpartition(".")
-        node = _descend(tree, path.split(".")) if path else tree
-        if isinstance(tensor, nn.Parameter):
-            node.register_parameter(leaf, tensor)
-        else:
-            node.register_buffer(leaf, tensor)
-    return tree
-
-
-def _descend(node: nn.Module, path: list[str]) -> nn.Module:
-    for name in path:
-        if name not in dict(node.named_children()):
-            node.add_module(name, nn.Module())
-        node = node.get_submodule(name)
-    return node

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, final
 
@@ -11,21 +10,18 @@ from torch import nn
 
 from colossal._src.booster.lora.adapter_directory import (
     adapter_weights_path,
-    prepare_adapter_directory,
     read_adapter_config,
-    write_adapter_directory,
 )
-from colossal._src.booster.lora.adapter_injection import adapter_tree, inject_adapters, require_peft, restore_on_error
+from colossal._src.booster.lora.adapter_injection import inject_adapters, require_peft, restore_on_error
 from colossal._src.checkpoint_io import (
-    ADAPTER_WEIGHTS_FILES,
     CheckpointGroup,
     CheckpointIO,
-    adapter_config_file,
+    adapter_tree,
     full_path,
 )
 from colossal._src.cluster import Axis, ParallelMesh, current_mesh
 from colossal._src.comm import Channel
-from colossal._src.interface import ModelWrapper, full_spec_of, is_peft_model, unwrap_compiled, unwrap_model
+from colossal._src.interface import ModelWrapper, is_peft_model, unwrap_compiled
 from colossal.accelerator import get_accelerator
 from colossal.errors import ConfigError, UnsupportedError
 
@@ -164,14 +160,7 @@ class Lora:
         bytes.
         """
         require_peft()
-        tree, adapted = _adapters_of(model)
-        directory = full_path(checkpoint)
-        aside = directory / f".{ADAPTER_WEIGHTS_FILES[use_safetensors]}.aside"
-        self._writers.write(lambda: prepare_adapter_directory(directory))
-        self._io.save_model(tree, aside, use_safetensors=use_safetensors)
-        self._writers.write(
-            lambda: write_adapter_directory(directory, aside, adapter_config_file(adapted), use_safetensors)
-        )
+        self._io.save_lora_as_pretrained(model, checkpoint, use_safetensors)
 
     def _check(
         self, model: nn.Module, pretrained_dir: object, lora_config: object, bnb_config: object, quantize: bool
@@ -213,21 +202,3 @@ class Lora:
                 "HybridParallelPlugin without tensor and pipeline parallelism."
             )
         self._quantizer(model, device, config)
-
-
-def _adapters_of(model: nn.Module) -> "tuple[nn.Module, PeftModel]":
-    """Return this rank's adapters of a model, and its `peft.PeftModel`, or that of one of its stages."""
-    found: Any = unwrap_model(model)
-    full_spec = full_spec_of(found)
-    roots: list[Any] = [found] if full_spec is None else list(full_spec.roots)
-    if not is_peft_model(roots[0]):
-        raise ConfigError(
-            f"save_lora_as_pretrained needs a model with adapters. Found {type(found).__name__} without any. "
-            "Call booster.enable_lora(model, lora_config=...) before boost."
-        )
-    trees: list[Any] = [adapter_tree(root) for root in roots]
-    tree = trees[0]
-    if full_spec is not None:
-        tree = nn.Module()
-        tree.full_spec = replace(found.adapters, roots=tuple(trees), ranks=full_spec.ranks)
-    return tree, roots[0]

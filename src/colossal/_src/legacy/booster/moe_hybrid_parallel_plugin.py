@@ -9,7 +9,7 @@ from torch.distributed import ProcessGroup
 from colossal._src.booster.plugin import HybridParallelPlugin
 from colossal._src.legacy.notice import superseded
 from colossal._src.pipeline import PipelineStyle
-from colossal._src.shardformer import GradientCheckpointConfig, PipelineGradientCheckpointConfig
+from colossal._src.shardformer import GradientCheckpointConfig, PipelineGradientCheckpointConfig, PlanMaker
 from colossal._src.tensor import ParallelPlan
 from colossal.errors import UnsupportedError
 
@@ -115,7 +115,7 @@ class MoeHybridParallelPlugin(HybridParallelPlugin):
         cpu_offload: bool = False,
         communication_dtype: torch.dtype | None = None,
         overlap_communication: bool = False,
-        custom_policy: ParallelPlan | None = None,
+        custom_policy: ParallelPlan | PlanMaker | None = None,
         pp_style: PipelineStyle = "1f1b",
         num_model_chunks: int = 1,
         scheduler_nodes: Any = None,

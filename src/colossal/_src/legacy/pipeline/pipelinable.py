@@ -12,7 +12,7 @@ from colossal._src.lazy import LazyInitContext
 from colossal._src.legacy.notice import superseded
 from colossal._src.legacy.pipeline.model_partition import Bounds, keep_chunks, partition_balanced, partition_uniform
 from colossal._src.legacy.registration_hooks import registration_hook
-from colossal._src.pipeline import ExecutionSequence, is_layer_sequence
+from colossal._src.pipeline import ExecutionSequence, copy_structure, is_layer_sequence
 from colossal.errors import ConfigError
 
 Policy = str | Mapping[int, Sequence[tuple[int, int]]]
@@ -117,7 +117,7 @@ class PipelinableContext:
         self._num_layers = len(self._sequence)
 
     def partition(self, num_chunks: int, pipeline_size: int, rank: int) -> nn.Module:
-        """Make the layers of one rank; this ends the use of the full model.
+        """Make the layers of one rank. Those of other ranks stay without memory, and it may be called again.
 
         Args:
             num_chunks: Chunks of each rank.
@@ -142,10 +142,9 @@ class PipelinableContext:
             raise ConfigError(
                 f"Stages have all {self.layers_count} layers, one after the other. Found {flat}. Pass bounds that meet."
             )
-        sequence, self._sequence = self._sequence, None
-        self._parents.clear()
-        self._children.clear()
-        return keep_chunks(sequence, parts, rank)
+        # a stage takes its modules out of the model, which another call partitions again
+        model: Any = copy_structure(self._sequence)
+        return keep_chunks(model, parts, rank)
 
     def _parts(self, num_chunks: int, size: int) -> list[Bounds]:
         assert self._sequence is not None

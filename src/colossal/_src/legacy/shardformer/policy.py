@@ -82,7 +82,7 @@ class ModulePolicyDescription:
 class Policy(ABC):
     """The base class of a policy of your own: which modules of a model are replaced by parallel ones.
 
-    `read_policy` makes the plan that `colossal.shardformer.ShardFormer` and `HybridParallelPlugin` take.
+    `colossal.shardformer.ShardFormer` and `HybridParallelPlugin` take it, and read the plan that `read_policy` makes.
 
     Attributes:
         model: The model; `set_model` sets it.
@@ -109,6 +109,21 @@ class Policy(ABC):
     def __init__(self) -> None:
         self.model: Any = None
         self.shard_config: ShardConfig | None = None
+
+    def __call__(self, model: nn.Module, mesh: ParallelMesh) -> ParallelPlan:
+        """Make the plan that the policy describes, as `read_policy` does.
+
+        Args:
+            model: The full model.
+            mesh: Whose tp axis will shard it.
+
+        Returns:
+            The plan.
+
+        Raises:
+            PlanError: No plan expresses it.
+        """
+        return read_policy(self, model, mesh)
 
     def set_model(self, model: nn.Module) -> None:
         """Keep the model.
@@ -248,10 +263,11 @@ def read_policy(policy: Policy, model: nn.Module, mesh: ParallelMesh | None = No
     if policy.shard_config is None:
         policy.set_shard_config(ShardConfig(mesh))
     policy.config_sanity_check()
-    if policy.preprocess() is not model or type(policy).postprocess is not Policy.postprocess:
+    if policy.preprocess() is not model or not _returns_the_model(policy):
         raise PlanError(
             "A plan says how the modules of a model are sharded. Found a preprocess that returns another model, or a "
-            f"postprocess, in {type(policy).__name__}. Do their work before and after ShardFormer.optimize."
+            f"postprocess that does more than return it, in {type(policy).__name__}. Do that before and "
+            "after ShardFormer.optimize."
         )
     found = _Reader(model, mesh.size("tp"))
     for kind, description in policy.module_policy().items():
@@ -261,6 +277,13 @@ def read_policy(policy: Policy, model: nn.Module, mesh: ParallelMesh | None = No
         head_styles=found.head_styles,
         divide_by_tp=tuple(dict.fromkeys(found.sharded)),
     )
+
+
+def _returns_the_model(policy: Policy) -> bool:
+    """Whether the postprocess of a policy is the default, which the documented ones spell out."""
+    codes: list[Any] = [getattr(kind.postprocess, "__code__", None) for kind in (type(policy), Policy)]
+    own, default = ((code.co_code, code.co_names) if code is not None else None for code in codes)
+    return own == default
 
 
 @final

@@ -1,15 +1,17 @@
 """The tables of the families, and which model they are for."""
 
 import importlib
+from collections.abc import Callable
 from typing import Any
 
 from torch import nn
 
+from colossal._src.cluster import ParallelMesh
 from colossal._src.shardformer.plans.hf_plan import hf_plan
 from colossal._src.tensor import ParallelPlan
-from colossal.errors import PlanError
+from colossal.errors import ConfigError, PlanError
 
-__all__ = ["FAMILIES", "plan_of"]
+__all__ = ["FAMILIES", "PlanMaker", "check_policy", "plan_of", "read_plan"]
 
 _PLANS = {  # the module and the name of each table, or of what makes it from a configuration
     "bert": "bert.BERT",
@@ -42,6 +44,26 @@ _SUBMODEL_PLANS = {
 
 FAMILIES = tuple(_PLANS)
 """The families that have a table, by the ``model_type`` of their configurations."""
+
+
+PlanMaker = Callable[[nn.Module, ParallelMesh], ParallelPlan]
+"""Makes the plan of a full model for a mesh; the older API's policies do."""
+
+
+def check_policy(policy: object, name: str = "custom_policy") -> None:
+    """Raise if something is passed as a plan that is none, and makes none."""
+    is_made = callable(policy) and not isinstance(policy, type)
+    if not (policy is None or isinstance(policy, ParallelPlan) or is_made):
+        raise ConfigError(
+            f"{name} is a ParallelPlan, the table that says how a model is sharded, or a function that makes it from "
+            f"the model and the mesh. Found {policy!r}. Pass ParallelPlan(...) of colossal.tensor, or leave it out for "
+            "that of the model's family."
+        )
+
+
+def read_plan(policy: ParallelPlan | PlanMaker, model: nn.Module, mesh: ParallelMesh) -> ParallelPlan:
+    """Return a plan, or what makes one for a model and a mesh returns."""
+    return policy if isinstance(policy, ParallelPlan) else policy(model, mesh)
 
 
 def plan_of(model: nn.Module) -> ParallelPlan:

@@ -35,7 +35,7 @@ class FullTrainingSpec:
         held = tuple(tuple(names[parameter][0] for parameter in group["params"]) for group in groups)
         adapters = None
         if is_peft_model(model):
-            from colossal._src.booster.lora.adapter_injection import adapter_tree
+            from colossal._src.checkpoint_io import adapter_tree
 
             adapted: Any = model
             adapters = FullModelSpec.of(adapter_tree(adapted))

@@ -51,6 +51,7 @@ from colossal._src.interface import (
     set_random_streams,
 )
 from colossal._src.pipeline import PipelineExecutor, Stage, StageModules, broadcast_tied_parameters
+from colossal._src.shardformer import PlanMaker
 from colossal._src.tensor import ParallelPlan, group_by_replicas, move_module
 from colossal._src.zero import ZeroShards, shard_optimizer
 
@@ -62,7 +63,7 @@ class Assembly:
 
     model: nn.Module  # the full model, the same on all ranks, or this rank's `StageModules`
     optimizer: Optimizer | None  # of the full model; None to run forward passes only
-    plan: ParallelPlan | None  # the plan of the model; None where nothing of it is needed, or for that of its family
+    policy: ParallelPlan | PlanMaker | None  # the plan of the model, or what makes it; None for that of its family
     options: HybridOptions  # of the plugin
     loss_scale: ScalerConfig  # how the loss scale changes
     mesh: ParallelMesh
@@ -70,6 +71,7 @@ class Assembly:
     replicas: ParallelMesh
     device: torch.device  # where the stages go; ``meta`` to plan a step
     full_spec: FullTrainingSpec  # what the model and the optimizer are before they are sharded
+    plan: ParallelPlan | None = None  # the plan of the model; None where nothing of it is needed
     chosen: tuple[str, ...] = ()  # the options of the full model that each stage has
     stages: tuple[Stage, ...] = ()  # the stages of this rank
     masters: MasterWeights | None = None  # float32 copies that the optimizer holds; None without any
@@ -120,7 +122,7 @@ def check(assembly: Assembly) -> Assembly:
         assert assembly.full_spec.outline is not None
         check_sharded_stages(assembly.full_spec.outline, mesh)
         return assembly
-    plan, chosen = choose_plan(assembly.model, assembly.plan, assembly.options, mesh)
+    plan, chosen = choose_plan(assembly.model, assembly.policy, assembly.options, mesh)
     return replace(assembly, plan=plan, chosen=chosen)
 
 

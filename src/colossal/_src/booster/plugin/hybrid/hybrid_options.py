@@ -12,8 +12,7 @@ from colossal._src.booster.plugin.zero_options import ZeroOptions
 from colossal._src.cluster import Axis, ParallelMesh, ambient_mesh
 from colossal._src.interface import Clipping, Keywords
 from colossal._src.pipeline import Microbatching, PipelineStyle, StagePlacement
-from colossal._src.shardformer import MODES_OF_TP, ShardConfig
-from colossal._src.tensor import ParallelPlan
+from colossal._src.shardformer import MODES_OF_TP, ShardConfig, check_policy
 from colossal._src.zero import ZeroConfig
 from colossal.errors import ConfigError, UnsupportedError
 from colossal.logging import get_dist_logger
@@ -133,7 +132,7 @@ class HybridOptions:
 
 def parse_hybrid_options(given: Mapping[str, Any]) -> tuple[ScalerConfig, HybridOptions]:
     """Fold the keywords of the plugin into one object for each concern."""
-    _check_policy(given["custom_policy"])
+    check_policy(given["custom_policy"])
     keywords, stage = Keywords("HybridParallelPlugin", given), given["zero_stage"]
     zero = keywords.read(ZeroConfig, stage=2 if stage == 2 else 1)  # noqa: PLR2004 (the stage of ZeRO)
     batching, layers = (given["num_microbatches"], given["microbatch_size"]), given["num_layers_per_stage"]
@@ -151,14 +150,6 @@ def parse_hybrid_options(given: Mapping[str, Any]) -> tuple[ScalerConfig, Hybrid
         zero=keywords.read(ZeroOptions, plugin="HybridParallelPlugin", zero=zero, clipping=keywords.read(Clipping)),
         ddp=keywords.read(DDPConfig),
     )
-
-
-def _check_policy(policy: Any) -> None:
-    if policy is not None and not isinstance(policy, ParallelPlan):
-        raise ConfigError(
-            "custom_policy is a ParallelPlan, the table that says how a model is sharded. Found "
-            f"{policy!r}. Pass ParallelPlan(...) of colossal.tensor, or leave it out for that of the model's family."
-        )
 
 
 def _size_of_sp(given: Mapping[str, Any]) -> int:

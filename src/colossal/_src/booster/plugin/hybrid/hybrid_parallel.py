@@ -16,7 +16,7 @@ from colossal._src.booster.plugin.hybrid.hybrid_options import parse_hybrid_opti
 from colossal._src.cluster import AXES, ParallelMesh
 from colossal._src.interface import Boosted, Parts
 from colossal._src.pipeline import PipelineStageManager, PipelineStyle, StageModules
-from colossal._src.shardformer import GradientCheckpointConfig, PipelineGradientCheckpointConfig, ShardConfig
+from colossal._src.shardformer import GradientCheckpointConfig, PipelineGradientCheckpointConfig, PlanMaker, ShardConfig
 from colossal._src.tensor import DATA, ParallelPlan
 
 
@@ -79,7 +79,8 @@ class HybridParallelPlugin(DataParallelPlugin):
         cpu_offload: With ZeRO: keep master weights and optimizer states in host memory.
         communication_dtype: With ZeRO: the dtype that gradients are summed in; by default that of the parameters.
         overlap_communication: With ZeRO and no pipeline: reduce gradients while the backward pass goes on.
-        custom_policy: The plan of the model; by default that of its family.
+        custom_policy: The plan of the model, or a function that makes it from the model and the mesh; by default that
+            of its family.
         pp_style: The schedule: ``"1f1b"``, ``"interleaved"`` or ``"zbv"``.
         num_model_chunks: Stages of each rank: 1 for 1F1B, 2 for zbv, and 2 or more for interleaved.
         scheduler_nodes: Not built yet: schedules are made when they are needed.
@@ -166,7 +167,7 @@ class HybridParallelPlugin(DataParallelPlugin):
         cpu_offload: bool = False,
         communication_dtype: torch.dtype | None = None,
         overlap_communication: bool = True,
-        custom_policy: ParallelPlan | None = None,
+        custom_policy: ParallelPlan | PlanMaker | None = None,
         pp_style: PipelineStyle = "1f1b",
         num_model_chunks: int = 1,
         scheduler_nodes: Any = None,
@@ -182,7 +183,7 @@ class HybridParallelPlugin(DataParallelPlugin):
         inner_ring_size: int | None = None,
         ep_size: int = 1,
     ) -> None:
-        self._plan = custom_policy
+        self._policy = custom_policy
         self._scaler, self._options = parse_hybrid_options(locals())
 
     @cached_property
@@ -328,11 +329,11 @@ class HybridParallelPlugin(DataParallelPlugin):
         if device.type != "meta":
             check_device(device, self.mesh)
         if isinstance(model, StageModules):
-            check_stage_modules(self._plan, self._options, device)
+            check_stage_modules(self._policy, self._options, device)
             full_spec = FullTrainingSpec.of_stage_modules(model, optimizer, self._options.placement, self.mesh)
         else:
             full_spec = FullTrainingSpec.of(model, optimizer)
         options = replace(self._options, zero=self._options.zero.in_precision(precision))
         return Assembly(
-            model, optimizer, self._plan, options, self._scaler, self.mesh, self._replicas, device, full_spec
+            model, optimizer, self._policy, options, self._scaler, self.mesh, self._replicas, device, full_spec
         )

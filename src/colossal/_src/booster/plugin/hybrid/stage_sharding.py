@@ -24,6 +24,7 @@ from colossal._src.pipeline import (
 )
 from colossal._src.shardformer import (
     MODEL_OPTIONS,
+    PlanMaker,
     ShardConfig,
     ShardFormer,
     apply_options,
@@ -34,6 +35,7 @@ from colossal._src.shardformer import (
     choose_options,
     has_sharded_experts,
     plan_of,
+    read_plan,
 )
 from colossal._src.tensor import (
     Layout,
@@ -49,14 +51,14 @@ from colossal.errors import ConfigError, UnsupportedError
 
 
 def choose_plan(
-    model: nn.Module, plan: ParallelPlan | None, options: HybridOptions, mesh: ParallelMesh
+    model: nn.Module, policy: ParallelPlan | PlanMaker | None, options: HybridOptions, mesh: ParallelMesh
 ) -> tuple[ParallelPlan | None, tuple[str, ...]]:
     """Find the plan and options of a model, and reject what does not fit it, before anything is changed."""
     config = options.shard_config(mesh)
     checkpoints = config.gradient_checkpoint_config is not None
     if not _needs_plan(model, options, mesh):
-        return plan, tuple(choose_options(model, config))
-    plan = plan_of(model) if plan is None else plan
+        return policy if isinstance(policy, ParallelPlan) else None, tuple(choose_options(model, config))
+    plan = plan_of(model) if policy is None else read_plan(policy, model, mesh)
     check_experts(model, plan, mesh)
     if mesh.size("tp") > 1:
         list(plan.rows(base_model_of(model)))  # a row that matches nothing is an error of the full model
@@ -66,7 +68,7 @@ def choose_plan(
     return plan, tuple(chosen)
 
 
-def check_stage_modules(plan: ParallelPlan | None, options: HybridOptions, device: torch.device) -> None:
+def check_stage_modules(policy: ParallelPlan | PlanMaker | None, options: HybridOptions, device: torch.device) -> None:
     """Reject options that change a full model, where the user built each stage."""
     if device.type == "meta":
         raise UnsupportedError(
@@ -76,7 +78,7 @@ def check_stage_modules(plan: ParallelPlan | None, options: HybridOptions, devic
     config = options.sharding
     refused = {
         "pp_size": options.pp_size == 1,
-        "custom_policy": plan is not None,
+        "custom_policy": policy is not None,
         "num_layers_per_stage": options.num_layers_per_stage is not None,
         "gradient_checkpoint_config": config.gradient_checkpoint_config is not None,
         "enable_sequence_parallelism": config.enable_sequence_parallelism,
@@ -164,10 +166,11 @@ def _check_checkpointing(model: nn.Module, plan: ParallelPlan | None, options: H
 
 
 def stage_inputs(
-    model: nn.Module, plan: ParallelPlan | None, options: HybridOptions, mesh: ParallelMesh, batch: Any
+    model: nn.Module, policy: ParallelPlan | PlanMaker | None, options: HybridOptions, mesh: ParallelMesh, batch: Any
 ) -> list[StageOutput | None]:
     """Compute the inputs of this rank's stages, by running the previous stages."""
     stage_indices = options.placement.stages_of(mesh.rank("pp"))
+    plan = None if policy is None else read_plan(policy, model, mesh)
     if plan is None and mesh.size("pp") > 1 and not is_layer_sequence(model):
         plan = plan_of(model)
     carries: list[StageOutput | None] = [None]

@@ -154,7 +154,7 @@ def _plan(begin: Assembly, microbatches: Sequence[Any], criterion: Callable[[Any
     if begin.options.dtype is not None:
         cast_model(begin.model, begin.options.dtype)  # some kernels have no other dtypes
     with dry_run():
-        carries = stage_inputs(begin.model, begin.plan, begin.options, begin.mesh, microbatches[0])
+        carries = stage_inputs(begin.model, begin.policy, begin.options, begin.mesh, microbatches[0])
     built = build(begin)
     assert built.wrapper is not None
     wrapper = built.wrapper
