@@ -1,9 +1,10 @@
 """Fine-tune a causal language model of Hugging Face on your data, under any plugin.
 
-torchrun --standalone --nproc_per_node=2 -m examples.finetune.train --smoke
+torchrun --standalone --nproc_per_node=2 examples/finetune/train.py --smoke
 """
 
 import argparse
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,9 @@ import colossal
 from colossal.booster import Booster
 from colossal.cluster import DistCoordinator
 from colossal.lazy import LazyInitContext
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # it is started by -m, or by its path from anywhere
+
 from examples.common.report import flops_per_token
 from examples.common.training import Training, make_booster, make_loaders
 from examples.finetune.data import Collator, Samples, num_labels, read

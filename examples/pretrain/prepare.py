@@ -1,6 +1,6 @@
 """Write text files as token files, once, before any training.
 
-python -m examples.pretrain.prepare --tokenizer models/my-tokenizer --output my-tokens corpus/*.jsonl
+python examples/pretrain/prepare.py --tokenizer models/my-tokenizer --output my-tokens corpus/*.jsonl
 """
 
 import argparse

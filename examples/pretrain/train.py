@@ -1,9 +1,10 @@
 """Pretrain GPT-2, LLaMA, Mixtral, OPT, BERT or ViT on your data, under any plugin.
 
-torchrun --standalone --nproc_per_node=2 -m examples.pretrain.train --family gpt2 --smoke
+torchrun --standalone --nproc_per_node=2 examples/pretrain/train.py --family gpt2 --smoke
 """
 
 import argparse
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,9 @@ from transformers import AutoTokenizer
 
 import colossal
 from colossal.lazy import LazyInitContext
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # it is started by -m, or by its path from anywhere
+
 from examples.common.options import check, make_parser
 from examples.common.report import flops_per_token
 from examples.common.training import Training, decay_groups, make_booster, make_loaders
@@ -40,7 +44,7 @@ def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
     add = parser.add_argument
     add("--family", choices=SIZES, default="gpt2", help="the architecture")
     add("--size", default="small", help="; ".join(f"{family}: {', '.join(sizes)}" for family, sizes in SIZES.items()))
-    add("--data", type=Path, help="folder of token files, as examples.pretrain.prepare writes it; with vit, of images")
+    add("--data", type=Path, help="folder of token files, as prepare.py writes it; with vit, of images")
     add("--length", type=int, default=1024, help="tokens of a sample")
     add("--dropout", type=float, default=0.0, help="probability of all dropout layers")
     add("--balance", type=float, default=0.02, help="with mixtral: weight of the loss that balances experts")

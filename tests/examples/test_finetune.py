@@ -113,8 +113,8 @@ def test_losses_equal_plain_pytorch_under_every_plugin(family: str, made: Path, 
 def kill_after(step: int, words: list[str], log: Path) -> int:
     """Start two ranks, and kill both by SIGKILL when this step is logged."""
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)])}
-    command = [*launcher, "-m", "examples.finetune.train", *words]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT / "src")}
+    command = [*launcher, str(ROOT / "examples/finetune/train.py"), *words]
     job = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     while job.poll() is None and not (log.exists() and log.read_bytes().count(b"\n") >= step):
         time.sleep(0.002)
@@ -156,7 +156,7 @@ def test_torchrun_takes_no_option_of_the_program_for_its_own(program: str, capsy
         part_of_the_program(program).parse(["--help"])
     names = sorted(set(re.findall(r"--[a-z]+(?:-[a-z]+)*", capsys.readouterr().out)) - {"--help"})
     words = [word for name in names for word in (name, "1")]
-    parsed = torchrun.parse_args(["-m", "examples.finetune.train", *words])
+    parsed = torchrun.parse_args(["examples/finetune/train.py", *words])
     assert parsed.training_script_args == words
     assert len(names) > 20
 

@@ -95,7 +95,9 @@ def plan_of(model: nn.Module) -> ParallelPlan:
         of_family = "" if family == "None" else f"of the family {family!r}, "
         raise PlanError(
             f"A model is divided by the table of its family. Found {type(model).__name__}, {of_family}which has none, "
-            "and whose configuration has no plan either. Pass a ParallelPlan as the policy, custom_policy of a plugin; "
-            f"there are tables for {', '.join(FAMILIES)}."
+            "and whose configuration has no plan either. Pass custom_policy=ParallelPlan({'blocks.*.up': 'colwise', "
+            "'blocks.*.down': 'rowwise'}) with the names of its modules to the plugin, and for a pipeline also "
+            "stages=Stages('blocks', pre_layers=('stem',)), both of colossal.tensor; there are tables for "
+            f"{', '.join(FAMILIES)}."
         )
     return found
