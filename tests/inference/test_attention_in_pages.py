@@ -16,7 +16,7 @@ from transformers.masking_utils import (
 )
 
 from colossal._src.inference import attention_in_pages
-from colossal._src.kernel.paged_attention import paged_attention
+from colossal._src.kernel import paged_attention
 from colossal.inference import InferenceConfig, InferenceEngine, SamplingParams
 
 NUM_LAYERS, NUM_TOKENS = 2, 16

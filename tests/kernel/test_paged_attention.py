@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from colossal._src.kernel.paged_attention import PagedTokens, has_paged_attention, paged_attention
+from colossal._src.kernel import PagedTokens, has_paged_attention, paged_attention
 
 NUM_SLOTS, ENDS = 64, (1, 23, 7, 40)
 

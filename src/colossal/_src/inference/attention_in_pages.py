@@ -20,7 +20,7 @@ from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface, causal_mask_function, sdpa_mask
 
-from colossal._src.kernel.paged_attention import PAGED_DTYPES, PagedTokens, has_paged_attention, paged_attention
+from colossal._src.kernel import PAGED_DTYPES, PagedTokens, has_paged_attention, paged_attention
 
 _NAME, _REPLACED = "colossal_pages", "sdpa"
 _CHANGING = ("position_bias", "softcap")
@@ -36,7 +36,7 @@ class PagedBatch:
 
     def mask(self, num_columns: int) -> torch.Tensor:
         """Return which of the last columns are tokens, (rows, 1, 1, columns)."""
-        columns = torch.arange(self.num_columns - num_columns, self.num_columns)
+        columns = torch.arange(self.num_columns - num_columns, self.num_columns, device=self.tokens.ends.device)
         return (columns >= self.num_columns - self.tokens.ends[:, None])[:, None, None]
 
 

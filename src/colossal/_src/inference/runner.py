@@ -19,7 +19,7 @@ from colossal._src.inference.attention_in_pages import PagedBatch, attention_in_
 from colossal._src.inference.cache import BatchLayout, PagedCache
 from colossal._src.inference.pages import NULL_PAGE
 from colossal._src.inference.step_record import ChunkRecord, StepRecord
-from colossal._src.kernel.paged_attention import PagedTokens
+from colossal._src.kernel import PagedTokens
 
 _MOST_PADDING = 2
 """How many times as long as a row the longest row of its batch may be."""

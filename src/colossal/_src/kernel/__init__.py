@@ -8,22 +8,31 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from colossal._src.kernel.adam import AdamStep, AdamTensors, adam_step
+    from colossal._src.kernel.attention import PAGED_DTYPES, PagedTokens, has_paged_attention, paged_attention
     from colossal._src.kernel.memory import huge_zeros, stream_copy
 
 _MODULE_OF = {
     "AdamStep": "colossal._src.kernel.adam",
     "AdamTensors": "colossal._src.kernel.adam",
+    "PAGED_DTYPES": "colossal._src.kernel.attention",
+    "PagedTokens": "colossal._src.kernel.attention",
     "adam_step": "colossal._src.kernel.adam",
+    "has_paged_attention": "colossal._src.kernel.attention",
     "huge_zeros": "colossal._src.kernel.memory",
+    "paged_attention": "colossal._src.kernel.attention",
     "stream_copy": "colossal._src.kernel.memory",
 }
 
 
 __all__ = [
+    "PAGED_DTYPES",
     "AdamStep",
     "AdamTensors",
+    "PagedTokens",
     "adam_step",
+    "has_paged_attention",
     "huge_zeros",
+    "paged_attention",
     "stream_copy",
 ]
 
