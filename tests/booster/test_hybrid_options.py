@@ -163,7 +163,7 @@ class Residual(nn.Sequential):
 def test_a_sequence_with_a_forward_method_of_its_own_is_not_cut_as_one() -> None:
     def cut() -> None:
         booster = Booster(plugin=HybridParallelPlugin(1, 2, num_microbatches=2, precision="fp32"))
-        with pytest.raises(PlanError, match=r"Found Residual, .*Pass a ParallelPlan"):
+        with pytest.raises(PlanError, match=r"Found Residual, .*Pass custom_policy=ParallelPlan"):
             booster.boost(Residual(nn.Linear(2, 2), nn.Linear(2, 2)))
 
     run_threads(cut, 2)

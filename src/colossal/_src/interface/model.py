@@ -196,6 +196,12 @@ class ModelWrapper(nn.Module):
         memo[id(self.module)] = deepcopy(own, memo)  # without DistributedDataParallel
         return copy_module(self, memo)
 
+    def __copy__(self) -> "ModelWrapper":
+        """Wrap the same model once more."""
+        found = type(self).__new__(type(self))
+        vars(found).update(vars(self))
+        return found
+
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Refuse to be pickled where another process could not use it.
 
