@@ -18,6 +18,7 @@
 #endif
 
 #include "../adam.h"
+#include "vectors.h"
 
 using namespace colossal;
 
@@ -197,14 +198,12 @@ AVX512 void run_avx512(const Tensor& given, int64_t begin, int64_t end, const St
 
 Run run_of(int32_t level) {
 #if defined(__x86_64__)
-  const bool has_avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
-  const bool has_avx512 = has_avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-                          __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
-  if (level >= 2 && has_avx512) return run_avx512;
-  if (level >= 1 && has_avx2) return run_avx2;
-#endif
+  constexpr Run runs[] = {run_portable, run_avx2, run_avx512};
+  return runs[vectors_up_to(level)];
+#else
   (void)level;
   return run_portable;
+#endif
 }
 
 }  // namespace

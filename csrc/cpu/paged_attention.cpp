@@ -12,7 +12,11 @@
 #include <thread>
 #include <vector>
 
-#define COLOSSAL_INLINE inline __attribute__((always_inline))
+#include "../numbers.h"
+#include "vectors.h"
+
+using namespace colossal;
+
 #pragma GCC diagnostic ignored "-Wpsabi"  // no vector is returned: what does is inlined
 
 namespace {
@@ -57,23 +61,13 @@ COLOSSAL_INLINE typename Vector<Sum>::Type load(const uint16_t* from) {  // bflo
   return found;
 }
 
-COLOSSAL_INLINE float widen(uint16_t half) {
-  const uint32_t bits = static_cast<uint32_t>(half) << 16;
-  float value;
-  std::memcpy(&value, &bits, sizeof value);
-  return value;
-}
+COLOSSAL_INLINE float widen(uint16_t half) { return widen_bfloat16(half); }
 COLOSSAL_INLINE float widen(float value) { return value; }
 COLOSSAL_INLINE double widen(double value) { return value; }
 
 COLOSSAL_INLINE void narrow(float value, float* to) { *to = value; }
 COLOSSAL_INLINE void narrow(double value, double* to) { *to = value; }
-COLOSSAL_INLINE void narrow(float value, uint16_t* to) {  // to the nearest, ties to even; a NaN stays one
-  uint32_t bits;
-  std::memcpy(&bits, &value, sizeof bits);
-  const uint32_t rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
-  *to = static_cast<uint16_t>((bits & 0x7fffffffu) > 0x7f800000u ? 0x7fc0u : rounded);
-}
+COLOSSAL_INLINE void narrow(float value, uint16_t* to) { *to = narrow_bfloat16(value); }
 
 template <typename Sum, typename Value>
 COLOSSAL_INLINE Sum dot(const Sum* query, const Value* key, int64_t width) {
@@ -101,10 +95,7 @@ COLOSSAL_INLINE float exp_of(float x) {
   sum = sum * r + 1.6666665459e-1f;
   sum = sum * r + 5.0000001201e-1f;
   sum = sum * r * r + r + 1.0f;
-  const int32_t power = (static_cast<int32_t>(n) + 127) << 23;
-  float factor;
-  std::memcpy(&factor, &power, sizeof factor);
-  return sum * factor;
+  return sum * bits_to_float(static_cast<uint32_t>(static_cast<int32_t>(n) + 127) << 23);
 }
 COLOSSAL_INLINE double exp_of(double x) { return std::exp(x); }
 
@@ -190,22 +181,21 @@ __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma"))) void run_
 }
 #endif
 
-Run choose(int64_t level) {
+Run run_of(int64_t level) {
 #if defined(__x86_64__)
-  const bool has_avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
-  const bool has_avx512 = has_avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-                          __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
-  if (level >= 2 && has_avx512) return run_avx512;
-  if (level >= 1 && has_avx2) return run_avx2;
-#endif
+  constexpr Run runs[] = {run_portable, run_avx2, run_avx512};
+  return runs[vectors_up_to(level)];
+#else
+  (void)level;
   return run_portable;
+#endif
 }
 
 }  // namespace
 
 // level: 2 for the widest vectors that the processor has, 1 for AVX2 at most, 0 for portable code.
 extern "C" void colossal_paged_attention(const Batch* given, int64_t type, int64_t max_threads, int64_t level) {
-  const Run run = choose(level);
+  const Run run = run_of(level);
   const int64_t pieces = given->num_rows * given->num_kv_heads;
   int64_t tokens = 0;
   for (int64_t row = 0; row < given->num_rows; ++row) tokens += given->ends[row];

@@ -62,6 +62,17 @@ def test_without_own_code_all_tokens_are_gathered() -> None:
     assert num_calls == 0
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_autocast_that_leaves_other_dtypes_gathers(dtype: torch.dtype) -> None:
+    model = build_decoder("qwen3").float()  # whose norms of queries and keys are not those of values
+    with torch.autocast("cpu", dtype):
+        tokens, num_calls = tokens_and_calls(model)
+        with mock.patch.object(attention_in_pages, "has_paged_attention", return_value=False):
+            expected, _ = tokens_and_calls(model)
+    assert tokens == expected
+    assert num_calls == 0
+
+
 def test_a_mask_of_another_kind_is_made() -> None:
     plain, window = causal_mask_function, sliding_window_causal_mask_function(4)
     hides = attention_in_pages._hides_only_what_pages_leave_out

@@ -107,7 +107,7 @@ def _attend(
     batch = _BATCH.get()
     assert batch is not None
     is_plain = attention_mask is None and all(kwargs.get(name) is None for name in _CHANGING)
-    if is_plain and type(key) is InPages and type(value) is InPages:
+    if is_plain and type(key) is InPages and type(value) is InPages and _are_alike(query, key.pages, value.pages):
         scale = query.shape[-1] ** -0.5 if scaling is None else scaling
         found = paged_attention(query.squeeze(2), key.pages, value.pages, batch.tokens, scale=scale, window=key.window)
         return found.unsqueeze(1), None
@@ -115,6 +115,12 @@ def _attend(
     if attention_mask is None:
         attention_mask = batch.mask(key.shape[2])
     return sdpa_attention_forward(module, query, key, value, attention_mask, dropout, scaling, **kwargs)
+
+
+def _are_alike(*tensors: torch.Tensor) -> bool:
+    """Whether they have one dtype, which the kernel takes: under autocast those of a model may have others."""
+    dtypes = {tensor.dtype for tensor in tensors}
+    return len(dtypes) == 1 and dtypes <= PAGED_DTYPES
 
 
 def _make_mask(*args: Any, **kwargs: Any) -> torch.Tensor | None:

@@ -21,7 +21,7 @@ from colossal._src.inference.request_table import RequestId, RequestTable
 from colossal._src.inference.requests import RequestOutput, Sequence
 from colossal._src.inference.sampling import SampledToken, Sampler
 from colossal._src.inference.scheduler import Scheduler, StepPlan
-from colossal._src.inference.statistics import EngineStatistics
+from colossal._src.inference.statistics import EngineStatistics, count
 from colossal._src.inference.step_record import StepRecorder
 from colossal._src.inference.weights import FixedWeights, weights_of
 from colossal.errors import ConfigError
@@ -349,7 +349,7 @@ class InferenceEngine:
     @property
     def statistics(self) -> EngineStatistics:
         """What the engine holds, and has done since it was built."""
-        return EngineStatistics.of(self._scheduler, num_steps=self._num_steps, num_generated=self._num_generated)
+        return count(self._scheduler, num_steps=self._num_steps, num_generated=self._num_generated)
 
     # ------------------------------------------------------------------------------------------ requests
 

@@ -38,28 +38,19 @@ class EngineStatistics:
     num_generated_tokens: int = 0
     num_preempted: int = 0
 
-    @classmethod
-    def of(cls, scheduler: Scheduler, *, num_steps: int, num_generated: int) -> "EngineStatistics":
-        """Count what a scheduler has, and its pool.
 
-        Args:
-            scheduler: The scheduler.
-            num_steps: Steps so far.
-            num_generated: Tokens of all outputs.
-
-        Returns:
-            All of it.
-        """
-        pool = scheduler.pool
-        return cls(
-            num_waiting=len(scheduler.waiting),
-            num_running=len(scheduler.running),
-            num_pages=pool.num_pages,
-            num_used_pages=pool.num_pages - pool.num_free,
-            num_cached_pages=pool.num_cached,
-            num_steps=num_steps,
-            num_prompt_tokens=scheduler.num_admitted_tokens,
-            num_hit_tokens=scheduler.num_hit_tokens,
-            num_generated_tokens=num_generated,
-            num_preempted=scheduler.num_preempted,
-        )
+def count(scheduler: Scheduler, *, num_steps: int, num_generated: int) -> EngineStatistics:
+    """Count what a scheduler has, and its pool."""
+    pool = scheduler.pool
+    return EngineStatistics(
+        num_waiting=len(scheduler.waiting),
+        num_running=len(scheduler.running),
+        num_pages=pool.num_pages,
+        num_used_pages=pool.num_pages - pool.num_free,
+        num_cached_pages=pool.num_cached,
+        num_steps=num_steps,
+        num_prompt_tokens=scheduler.num_admitted_tokens,
+        num_hit_tokens=scheduler.num_hit_tokens,
+        num_generated_tokens=num_generated,
+        num_preempted=scheduler.num_preempted,
+    )

@@ -59,7 +59,7 @@ def paged_attention(
     """Attend from one token of each row to all tokens of its sequence, or to the last ones.
 
     Args:
-        query: Of shape (rows, heads, width).
+        query: Of shape (rows, heads, width); of `PAGED_DTYPES`, as keys and values.
         keys: Of all slots, (slots, kv_heads, width), contiguous.
         values: Of all slots, (slots, kv_heads, value_width), contiguous.
         tokens: Where the tokens of each row are.
@@ -72,6 +72,7 @@ def paged_attention(
     """
     function = _function()
     assert function is not None
+    assert query.dtype == keys.dtype == values.dtype  # or the kernel would read other memory
     query = query.contiguous()
     rows, heads, width = query.shape
     _, kv_heads, value_width = values.shape
