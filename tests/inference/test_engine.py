@@ -36,7 +36,7 @@ def greedy(max_tokens: int, **params: Any) -> SamplingParams:
 
 
 def check_integrity(engine: InferenceEngine) -> None:
-    engine._scheduler.check_integrity()
+    engine._core.scheduler.check_integrity()
 
 
 # ------------------------------------------------------------------------------------------ equal to `generate`
@@ -222,7 +222,7 @@ def test_a_character_of_several_tokens_comes_when_it_is_complete(llama) -> None:
 
     engine = make_engine(llama, SimpleNamespace(decode=decode, eos_token_id=None))
     engine.add_request([5, 6], greedy(4))
-    request = engine._requests.get(0)
+    request = engine._core.requests.get(0)
     assert request is not None
     stream = next(iter(request.sequences.values()))
     texts: list[str] = []

@@ -296,7 +296,7 @@ def test_what_the_first_rank_raises_ends_the_others() -> None:
     def program() -> str:
         engine = build(model, 2)
         if dist.get_rank() == 0:
-            engine._sampler.sample = fail  # pyright: ignore[reportAttributeAccessIssue]
+            engine._core.sampler.sample = fail  # pyright: ignore[reportAttributeAccessIssue]
         try:
             engine.generate([[5, 6]], greedy(2))
         except (ZeroDivisionError, CommunicationError) as error:

@@ -1,6 +1,6 @@
 """Generates text for many requests at once."""
 
-from collections.abc import Generator, Mapping
+from collections.abc import Generator
 from collections.abc import Sequence as Items
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from os import PathLike, fspath
@@ -9,20 +9,16 @@ from typing import Any, Literal, overload
 import torch
 from torch import nn
 
-from colossal._src.inference.chunking import AnyChunks, FixedChunks
 from colossal._src.inference.config import InferenceConfig
 from colossal._src.inference.documented_generate import requests_of, texts_of
+from colossal._src.inference.engine_core import EngineCore
 from colossal._src.inference.follower import follow, follow_generate
 from colossal._src.inference.model_facts import check_length, load_model
-from colossal._src.inference.pages import PagePool
 from colossal._src.inference.peers import Message, Peers, form_mesh
 from colossal._src.inference.preparation import NewRequest, Prompt, Request, RequestPreparer, new_requests
-from colossal._src.inference.request_table import RequestId, RequestTable
-from colossal._src.inference.requests import RequestOutput, Sequence
-from colossal._src.inference.sampling import SampledToken, Sampler
-from colossal._src.inference.scheduler import Scheduler, StepPlan
-from colossal._src.inference.statistics import EngineStatistics, count
-from colossal._src.inference.step_record import StepRecorder
+from colossal._src.inference.request_table import RequestId
+from colossal._src.inference.requests import RequestOutput
+from colossal._src.inference.statistics import EngineStatistics
 from colossal._src.inference.weights import FixedWeights, weights_of
 from colossal.errors import ConfigError
 
@@ -104,7 +100,6 @@ class InferenceEngine:
         self.tokenizer = tokenizer
         self._preparer = RequestPreparer(model, tokenizer, config)
         self._peers = None if mesh is None else Peers(mesh, config)
-        self._recorder = StepRecorder(config.max_batch_size)
         self._runner = ModelRunner(
             model,
             num_rows=config.max_batch_size,
@@ -115,18 +110,7 @@ class InferenceEngine:
             forward=self._weights.forward,
             full_logits=None if mesh is None else shard(model, mesh),
         )
-        self._scheduler = Scheduler(
-            PagePool(config.total_blocks, config.block_size),
-            FixedChunks(config.chunk_tokens) if config.batch_invariant else AnyChunks(),
-            max_batch_size=config.max_batch_size,
-            max_tokens=config.step_tokens,
-            output_reserve=config.output_reserve,
-            shares_prefixes=config.prefix_cache,
-        )
-        self._sampler = Sampler(self._weights.seed)
-        self._requests = RequestTable()
-        self._num_steps = 0
-        self._num_generated = 0
+        self._core = EngineCore(config, self._weights.seed)
 
     @overload
     def generate(
@@ -205,8 +189,8 @@ class InferenceEngine:
             return texts_of(self.tokenizer, self._generate(new), return_token_ids)
         if self.has_requests:
             raise ConfigError(
-                f"generate returns outputs of its own prompts. Found {len(self._requests)} requests that were added "
-                "before, whose outputs would be lost. Call step until has_requests is False, or abort them."
+                f"generate returns outputs of its own prompts. Found {len(self._core.requests)} requests that were "
+                "added before, whose outputs would be lost. Call step until has_requests is False, or abort them."
             )
         return self._generate(new_requests(requests, chosen))
 
@@ -230,7 +214,7 @@ class InferenceEngine:
         """
         self._check_is_first("add_request")
         self._weights.check_requests((prompt, generation_config, request_id))
-        return self._add(request_id, self._preparer.prepare(prompt, generation_config))
+        return self._core.add(request_id, self._preparer.prepare(prompt, generation_config))
 
     @property
     def takes_requests(self) -> bool:
@@ -245,7 +229,7 @@ class InferenceEngine:
     @property
     def has_requests(self) -> bool:
         """Whether a step has something to compute."""
-        return len(self._requests) > 0
+        return len(self._core.requests) > 0
 
     def step(self) -> list[RequestOutput]:
         """Compute some tokens of the requests that wait or run.
@@ -262,13 +246,12 @@ class InferenceEngine:
         self._check_is_first("step")
         with self._weights_in_use():
             with self._failures_are_told():
-                plan = self._scheduler.plan()
-                record = self._recorder.record(plan)
+                plan, record = self._core.plan()
             if self._peers is not None:
                 self._peers.send(Message.STEP, record.to_integers())
             logits = self._runner.run(record)  # where ranks fail together, or lose one that does
         with self._failures_are_told():
-            return self._take_step(plan, logits)
+            return self._core.take(plan, logits)
 
     def prompt_logits(self, prompt: Items[int]) -> torch.Tensor:
         """Compute the logits of all tokens of a prompt, in a forward of its own: pages hold none.
@@ -324,14 +307,7 @@ class InferenceEngine:
         Returns:
             What there is of it, or None if there is no such request, which may have just finished.
         """
-        request = self._requests.get(request_id)
-        if request is None:
-            return None
-        for sequence in request.sequences:
-            if not sequence.is_finished:
-                self._finish(sequence, "abort")
-        [output] = self._requests.collect([request_id])
-        return output
+        return self._core.abort(request_id)
 
     def reset_prefix_cache(self) -> None:
         """Forget the tokens of all pages, whose keys and values the parameters do not compute any more.
@@ -339,17 +315,12 @@ class InferenceEngine:
         Raises:
             ConfigError: Requests run, whose pages other parameters would continue.
         """
-        if self._scheduler.running:
-            raise ConfigError(
-                f"Pages are forgotten while no request runs. Found {len(self._scheduler.running)} that do. Call step "
-                "until has_requests is False, or abort them."
-            )
-        self._scheduler.pool.forget_prefixes()
+        self._core.forget_prefixes()
 
     @property
     def statistics(self) -> EngineStatistics:
         """What the engine holds, and has done since it was built."""
-        return count(self._scheduler, num_steps=self._num_steps, num_generated=self._num_generated)
+        return self._core.statistics
 
     # ------------------------------------------------------------------------------------------ requests
 
@@ -370,12 +341,12 @@ class InferenceEngine:
             return self._peers.share(outputs)
 
     def _finish_all(self, new: Items[tuple[RequestId | None, Request]]) -> list[RequestOutput]:
-        ids = self._requests.ids()
+        ids = self._core.requests.ids()
         num_before = len(ids)
         finished: dict[RequestId, RequestOutput] = {}
         try:
             for request_id, request in new:
-                ids.append(self._add(request_id, request))
+                ids.append(self._core.add(request_id, request))
             while self.has_requests:
                 finished |= {output.request_id: output for output in self.step() if output.is_finished}
         finally:
@@ -383,18 +354,12 @@ class InferenceEngine:
                 self.abort(request_id)  # those that an exception leaves behind
         return [finished[request_id] for request_id in ids]
 
-    def _add(self, request_id: RequestId | None, request: Request) -> RequestId:
-        found = self._requests.add(request_id, request)
-        for sequence in request.sequences:
-            self._scheduler.add(sequence)
-        return found
-
     @contextmanager
     def _weights_in_use(self) -> Generator[None]:
         """Compute with the newest weights, also of tokens that older ones had computed."""
         with self._weights.in_use() as are_new:
             if are_new:
-                self._scheduler.restart()
+                self._core.scheduler.restart()
             yield
 
     # ------------------------------------------------------------------------------------------ ranks
@@ -409,30 +374,3 @@ class InferenceEngine:
     def _failures_are_told(self) -> AbstractContextManager[None]:
         """Around what the first rank does alone, for which the others wait."""
         return nullcontext() if self._peers is None else self._peers.telling_failures()
-
-    # ------------------------------------------------------------------------------------------ tokens
-
-    def _take_step(self, plan: StepPlan, logits: Mapping[int, torch.Tensor]) -> list[RequestOutput]:
-        """Sample the next tokens from the logits of chunks, by their place in the plan."""
-        sampled = self._sampler.sample({plan[place].sequence: row for place, row in logits.items()})
-        self._scheduler.advance(plan)
-        for sequence, token in sampled.items():
-            self._append(sequence, token)
-        self._num_steps += bool(plan)
-        self._num_generated += len(sampled)
-        return self._requests.collect({self._requests.owner(sequence): None for sequence in sampled})
-
-    def _append(self, sequence: Sequence, sampled: SampledToken) -> None:
-        """Give a sequence its next token, and end it if that is the last one."""
-        stream = self._requests.stream(sequence)
-        sequence.outputs.append(sampled.token_id)
-        if sampled.logprob is not None:
-            sequence.logprobs.append(sampled.logprob)
-        stream.add(sampled.token_id)
-        reason = sequence.reason_to_finish()
-        if reason or stream.stopped:
-            self._finish(sequence, "stop" if stream.stopped else reason or "")
-
-    def _finish(self, sequence: Sequence, reason: str) -> None:
-        self._scheduler.finish(sequence, reason)
-        self._sampler.forget(sequence)
