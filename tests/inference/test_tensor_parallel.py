@@ -86,6 +86,11 @@ def test_equal_to_generate(name: str, size: int, options: dict[str, Any]) -> Non
     check_equal(name, size, options)
 
 
+@pytest.mark.parametrize("size", [pytest.param(3, marks=pytest.mark.slow), 4])
+def test_a_family_with_all_heads_on_each_rank_takes_more_ranks_than_heads(size: int) -> None:
+    check_equal("phi3", size, {})
+
+
 @pytest.mark.parametrize(("size", "num_heads"), [(2, 1), pytest.param(4, 1, marks=pytest.mark.slow)])
 def test_pages_hold_the_heads_of_a_rank(size: int, num_heads: int) -> None:
     """Of two key heads one, also where each is that of two ranks."""

@@ -24,6 +24,7 @@ class HeadCounts:
         key_value_heads: Heads of keys and values, where there may be fewer.
         attention: The modules of the base model that stay unsharded, with all heads, where the heads do not divide; by
             default such a number of ranks is an error.
+        are_sharded: Whether tp shards the heads; otherwise each rank has all of them, and any number of ranks fits.
 
     Example:
         >>> from colossal.tensor import HeadCounts
@@ -34,6 +35,7 @@ class HeadCounts:
     heads: str = "num_attention_heads"
     key_value_heads: str | None = None
     attention: str | None = None
+    are_sharded: bool = True
 
 
 @final

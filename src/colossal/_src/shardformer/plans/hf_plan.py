@@ -20,6 +20,7 @@ _STYLES: Mapping[str, str] = {
 _EXPERTS = "ep_dispatch_experts"  # of a plan for expert parallelism, whose other rows are the parameters of these
 _TABLE_OF_EMBEDDINGS = "embedding_rowwise"  # stays replicated; transformers 5.17 has such a row in most plans
 _PART_OF_EXPERTS = ("experts.gate_up_proj", "experts.down_proj")
+_SHARDS_HEADS = ("colwise", "colwise_kv")
 _QUERY = "q_proj"
 _KEY_VALUE = ("k_proj", "v_proj")
 
@@ -36,7 +37,10 @@ def hf_plan(config: Any) -> ParallelPlan | None:
     if experts:  # of which some layers may have none, or all: those have other modules
         rows = {name if ".mlp." not in name else f"?{name}": style for name, style in rows.items()}
     styles = {name: _style_of(name, style) for name, style in rows.items() if not name.endswith(_PART_OF_EXPERTS)}
-    counts = HeadCounts(key_value_heads="num_key_value_heads" if hasattr(config, "num_key_value_heads") else None)
+    shared = "num_key_value_heads" if hasattr(config, "num_key_value_heads") else None
+    # a product whose output is gathered, as that of Phi-3, gives each rank all heads
+    are_sharded = any(style in _SHARDS_HEADS for name, style in styles.items() if ".mlp." not in name)
+    counts = HeadCounts(key_value_heads=shared, are_sharded=are_sharded)
     attention = {name.rpartition(".")[0] for name in styles if name.endswith(_QUERY)}
     return ParallelPlan(
         styles,
