@@ -306,7 +306,7 @@ def test_an_exception_in_generate_leaves_no_pages_behind(llama, monkeypatch) -> 
         ({"dtype": "float16"}, "dtype of InferenceConfig is a torch.dtype or None"),
         ({"max_tokens_per_step": 7}, "Found max_tokens_per_step=7 and max_batch_size=8"),
         ({"num_blocks": 3}, "num_blocks is at least 4. Found num_blocks=3"),
-        ({"pp_size": 2}, "Found pp_size=2. Pass pp_size=1 and tp_size=2"),
+        ({"pp_size": 0}, "pp_size of InferenceConfig is an integer of at least 1. Found 0"),
     ],
 )
 def test_a_wrong_configuration_is_named(options: dict[str, Any], found: str) -> None:

@@ -160,6 +160,42 @@ def test_a_step_that_waits_for_a_lost_rank_is_answered_and_health_says_so() -> N
         ask(app, work)
 
 
+def test_a_step_that_hangs_is_answered_and_health_says_so() -> None:
+    engine = build_engine()
+    has_ended = threading.Event()
+
+    def hang() -> Any:
+        has_ended.wait()
+        return []
+
+    engine.step = hang
+    with serving(engine, step_timeout_seconds=0.05) as (service, app):
+
+        async def work(client: httpx.AsyncClient) -> None:
+            answers = await asyncio.gather(*(client.post(COMPLETIONS, json=BODY) for _ in range(3)))
+            answers += [await client.post(COMPLETIONS, json=BODY)]
+            assert {answer.status_code for answer in answers} == {503}
+            health = await client.get("/health")
+            assert (health.status_code, health.json()["status"]) == (503, "failed")
+            assert "within step_timeout=0.05 s" in health.json()["reason"]
+
+        ask(app, work)
+        reason = service.thread.refusal
+        has_ended.set()
+    assert service.thread.refusal == reason, "what follows from it is not the reason"
+    assert service.thread.failure is not None
+
+
+def test_the_time_between_requests_is_not_that_of_a_step() -> None:
+    with serving(build_engine()) as (service, app):
+
+        async def work(client: httpx.AsyncClient) -> None:
+            assert (await client.post(COMPLETIONS, json=BODY)).status_code == 200
+            await until(lambda: service.thread._began_at is None)
+
+        ask(app, work)
+
+
 def test_a_server_that_stops_finishes_what_runs_and_refuses_the_rest() -> None:
     with serving() as (service, app):
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from colossal.errors import ConfigError, UnsupportedError
+from colossal.errors import ConfigError
 
 _CHUNK = 256
 """Tokens of a step by default, where no prompt is longer."""
@@ -31,11 +31,10 @@ class InferenceConfig:
             computed with it. Each sequence is then a batch of its own, which costs as much as requests one by one.
         dtype: Of parameters, and so of keys and values, of a model that is loaded; None for that of its files.
         tp_size: Ranks that shard the model, by the tables of Shardformer; each has the pages of its own heads.
-        pp_size: Stages of the model; 1.
+        pp_size: Stages of the model, each on `tp_size` ranks, which have its layers and their pages.
 
     Raises:
         ConfigError: A value is out of range, or of another type.
-        UnsupportedError: More than one stage is asked for.
 
     Example:
         >>> from colossal.inference import InferenceConfig
@@ -66,11 +65,6 @@ class InferenceConfig:
         is_part = isinstance(self.output_reserve, int | float) and 0 <= self.output_reserve <= 1
         self._check("output_reserve", "a number from 0 to 1", is_part)
         self._check("dtype", "a torch.dtype or None", self.dtype is None or isinstance(self.dtype, torch.dtype))
-        if self.pp_size != 1:
-            raise UnsupportedError(
-                "An engine has no pipeline stages: a token would wait for each of them in turn. Found "
-                f"pp_size={self.pp_size}. Pass pp_size=1 and tp_size={self.tp_size * self.pp_size}."
-            )
         if self.step_tokens < self.max_batch_size:
             raise ConfigError(
                 "A step has at least one token for each sequence of the batch. Found "
@@ -83,6 +77,11 @@ class InferenceConfig:
                 f"{self.longest_blocks}. Found num_blocks={self.num_blocks} of block_size={self.block_size}. Raise "
                 "num_blocks, or lower max_input_len or max_output_len."
             )
+
+    @property
+    def num_ranks(self) -> int:
+        """Ranks that have the model together."""
+        return self.tp_size * self.pp_size
 
     @property
     def max_length(self) -> int:

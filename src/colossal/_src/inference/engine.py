@@ -36,13 +36,14 @@ class InferenceEngine:
     or `step`, together. With tensor parallelism all ranks of a group have the same requests; those of other
     data-parallel ranks may differ. Gemini and FSDP gather all parameters meanwhile, once a call.
 
-    With `tp_size` ranks shard the model, and each has the pages of its own heads. The first of them schedules and
-    samples. All ranks call `generate` with the same prompts, and get the same outputs; or the first one calls
-    `add_request` and `step`, and in the end `close`, while the others `follow`.
+    With `tp_size` and `pp_size` ranks shard the model: each has some heads of the layers of its stage, and their pages.
+    The first of them schedules and samples. All ranks call `generate` with the same prompts, and get the same outputs;
+    or the first one calls `add_request` and `step`, and in the end `close`, while the others `follow`. Batches of a
+    step, such as long prompts and single tokens, pass through the stages one behind the other.
 
     Args:
         model_or_path: A causal language model of transformers, boosted, or in evaluation mode; or a folder that has
-            one. With `tp_size` ranks shard it in place; of a folder with safetensors files each reads its shard only.
+            one. Several ranks shard it in place; of a folder with safetensors files each reads its shard only.
         tokenizer: A tokenizer of transformers. None takes that of the folder, and for a model none: prompts are then
             tokens, and outputs have no text.
         inference_config: How much it holds and computes at once.
@@ -54,14 +55,15 @@ class InferenceEngine:
 
     Raises:
         ConfigError: The model is in training mode, has another dtype or fewer positions than the configuration says, or
-            differs between ranks; there are no `tp_size` ranks, or it is boosted and `tp_size` is not 1.
+            differs between ranks; it has fewer layers than `pp_size`; there are no `tp_size` times `pp_size` ranks, or
+            it is boosted and one of them is not 1.
         UnsupportedError: The model has an encoder, keeps other states than keys and values, is to be sharded and of a
-            family without a table, or is boosted with pipeline stages, sequence parallelism, or experts that ranks with
-            other requests use.
+            family without a table, or one without stages, or is boosted with pipeline stages, sequence parallelism, or
+            experts that ranks with other requests use.
         PlanError: Its heads cannot be sharded over so many ranks.
 
     Communication: digests of the parameters are compared; then, in every step, a broadcast of what is to be computed,
-    and what the layers of a sharded model and the logits of the tokens that are sampled need.
+    what the layers of a sharded model need, send, pp, of hidden states, and the logits of the tokens that are sampled.
 
     Example:
         >>> from transformers import LlamaConfig, LlamaForCausalLM
@@ -108,7 +110,7 @@ class InferenceEngine:
             page_size=config.block_size,
             batch_invariant=config.batch_invariant,
             forward=self._weights.forward,
-            full_logits=None if mesh is None else shard(model, mesh),
+            shard=None if mesh is None else shard(model, mesh),
         )
         self._core = EngineCore(config, self._weights.seed)
 
@@ -271,7 +273,9 @@ class InferenceEngine:
         if self._peers is not None:
             self._peers.send(Message.LOGITS, prompt)
         with self._weights_in_use():
-            return self._runner.prompt_logits(prompt)
+            logits = self._runner.prompt_logits(prompt)
+        assert logits is not None
+        return logits
 
     def follow(self) -> None:
         """On all ranks of a sharded model but the first: compute the steps of that one, until it calls `close`.

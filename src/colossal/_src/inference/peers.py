@@ -35,19 +35,21 @@ class Message(IntEnum):
 
 def form_mesh(config: InferenceConfig) -> ParallelMesh | None:
     """Arrange the ranks that shard a model; None for a single one."""
-    if config.tp_size == 1:
+    if config.num_ranks == 1:
         return None
     world_size = dist.get_world_size() if dist.is_initialized() else 1
-    if world_size % config.tp_size:
+    if world_size % config.num_ranks:
         raise ConfigError(
-            f"A model is sharded over ranks that have found each other: their number is a multiple of tp_size. Found "
-            f"tp_size={config.tp_size} and {world_size} rank(s). Call colossal.launch_from_torch() first, in a program "
-            f"that `colossal run --nproc_per_node {config.tp_size}` starts, or pass another tp_size."
+            f"A model is sharded over ranks that have found each other: their number is a multiple of tp_size times "
+            f"pp_size. Found tp_size={config.tp_size}, pp_size={config.pp_size} and {world_size} rank(s). Call "
+            f"colossal.launch_from_torch() first, in a program that `colossal run --nproc_per_node {config.num_ranks}` "
+            "starts, or pass other sizes."
         )
     mesh = ambient_mesh()
-    if mesh is not None and mesh.size("tp") == config.tp_size and mesh.tp_mode == "1d":
+    sizes = (config.tp_size, config.pp_size)
+    if mesh is not None and mesh.tp_mode == "1d" and (mesh.size("tp"), mesh.size("pp")) == sizes:
         return mesh
-    return ParallelMesh(tp=config.tp_size)
+    return ParallelMesh(tp=config.tp_size, pp=config.pp_size)
 
 
 class Peers:
@@ -55,8 +57,10 @@ class Peers:
 
     def __init__(self, mesh: ParallelMesh, config: InferenceConfig) -> None:
         self.mesh = mesh
-        self.is_first = mesh.rank("tp") == 0
-        self._channel = Channel("tp", mesh)
+        self.is_first = mesh.rank("tp") == mesh.rank("pp") == 0
+        # from the first rank to the first one of each stage, and from there to the others of the stage
+        self._channels = [Channel(axis, mesh) for axis in ("pp", "tp") if axis == "tp" or mesh.rank("tp") == 0]
+        self._groups = [mesh.group(axis) for axis in ("tp", "pp") if mesh.size(axis) > 1]
         size = _HEADER + 16 * config.max_batch_size + config.step_tokens
         self._buffer = torch.zeros(size, dtype=torch.int64, device="cpu")
 
@@ -67,18 +71,18 @@ class Peers:
         room = len(self._buffer) - _HEADER
         self._buffer[0], self._buffer[1] = int(kind), len(content)
         self._buffer[_HEADER : _HEADER + len(content)] = content[:room]
-        self._channel.broadcast([self._buffer])
+        self._broadcast(self._buffer)
         if len(content) > room:
-            self._channel.broadcast([content[room:].contiguous()])
+            self._broadcast(content[room:].contiguous())
 
     def receive(self) -> tuple[Message, Integers]:
         """On another rank: wait for a message."""
-        self._channel.broadcast([self._buffer])
+        self._broadcast(self._buffer)
         kind, length = self._buffer[:_HEADER].tolist()
         values = self._buffer[_HEADER : _HEADER + length].clone()
         if missing := length - len(values):
             rest = values.new_zeros(missing)
-            self._channel.broadcast([rest])
+            self._broadcast(rest)
             values = torch.cat([values, rest])
         return Message(kind), values.numpy()
 
@@ -94,8 +98,7 @@ class Peers:
 
     def check_prompts(self, requests: str | None) -> None:
         """On all ranks: reject prompts that are not the same on all of them; None on a rank that takes any."""
-        group = self.mesh.group("tp")
-        texts = [text for text in gather_objects(requests, [group]) if text is not None]
+        texts = [text for text in gather_objects(requests, self._groups) if text is not None]
         if len(set(texts)) > 1:
             raise ConfigError(
                 "All ranks that shard a model pass generate the same prompts and parameters. Found different ones. "
@@ -104,7 +107,11 @@ class Peers:
 
     def share(self, outputs: Any) -> Any:
         """On all ranks: return what the first one passes."""
-        return gather_objects(outputs, [self.mesh.group("tp")])[0]
+        return gather_objects(outputs, self._groups)[0]
+
+    def _broadcast(self, values: torch.Tensor) -> None:
+        for channel in self._channels:
+            channel.broadcast([values])
 
 
 def failure_of(values: Integers) -> CommunicationError:

@@ -7,7 +7,7 @@ sequence is: its shapes are then those that it would have alone, and so are its 
 fixed size would not do: another row of a matrix product is computed by another part of the kernel.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from inspect import signature
 from typing import Any
 
@@ -18,6 +18,7 @@ from torch import nn
 from colossal._src.inference.attention_in_pages import PagedBatch, attention_in_pages, configs_to_replace
 from colossal._src.inference.cache import BatchLayout, PagedCache
 from colossal._src.inference.pages import NULL_PAGE
+from colossal._src.inference.sharding import ModelShard
 from colossal._src.inference.step_record import ChunkRecord, StepRecord
 from colossal._src.kernel import PagedTokens
 
@@ -32,10 +33,7 @@ _SHORT = 16
 
 
 class ModelRunner:
-    """Turns chunks into batches, and batches into logits, by a model, or a function that runs it.
-
-    `full_logits` makes those of all vocabulary entries from what the model returns, which may be those of a rank.
-    """
+    """Turns chunks into batches, and batches into logits, by a model, a function that runs it, or a shard of it."""
 
     def __init__(
         self,
@@ -47,12 +45,12 @@ class ModelRunner:
         page_size: int,
         batch_invariant: bool,
         forward: Callable[..., Any] | None = None,
-        full_logits: Callable[[torch.Tensor], torch.Tensor] | None = None,
+        shard: ModelShard | None = None,
     ) -> None:
-        self._forward_of_model = model if forward is None else forward
+        self._forward_of_model = shard.forward if shard else forward or model
+        self._shard = shard
         self._page_size = page_size
         self._batch_invariant = batch_invariant
-        self._full_logits = full_logits
         self._device = next(model.parameters()).device
         self._cache = PagedCache(getattr(model, "config", None), (num_pages + 1) * page_size)
         parameters = signature(model.forward).parameters
@@ -69,29 +67,50 @@ class ModelRunner:
         self._configs = [] if batch_invariant else configs_to_replace(model, self._device)
 
     def run(self, record: StepRecord) -> dict[int, torch.Tensor]:
-        """Compute the chunks; return the logits of each that is the last, (vocabulary,), by its place in the record."""
+        """Compute the chunks; return the logits of each that is the last, (vocabulary,), by its place in the record.
+
+        Of the ranks that have a stage each, those of the last one and the first rank get them.
+        """
         size = self._page_size
         for chunk, tokens, pages in record.new_values():
             self._tokens[chunk.row, chunk.start : chunk.start + chunk.length] = tokens
             first, last = chunk.num_known_pages * size, (chunk.num_known_pages + chunk.num_pages) * size
             self._slots[chunk.row, first:last] = (pages[:, None] * size + np.arange(size)).reshape(-1)
-        found: dict[int, torch.Tensor] = {}
+        last_places: list[list[int]] = []
+        found: list[torch.Tensor] = []
         for places in self._batches(record.chunks):
             batch = [record.chunks[place] for place in places]
             logits = self._forward(batch)
             if last_rows := [row for row, chunk in enumerate(batch) if chunk.is_last]:
-                if len(last_rows) < len(batch):
-                    logits = logits[last_rows]
-                logits = logits if self._full_logits is None else self._full_logits(logits)
-                found |= {places[row]: each for row, each in zip(last_rows, logits, strict=True)}
-        return found
+                last_places.append([places[row] for row in last_rows])
+                if logits is not None:
+                    found.append(self._full_logits(logits if len(last_rows) == len(batch) else logits[last_rows]))
+        # only now, so that no stage waits for logits before it has computed all batches
+        found += self._receive_logits(map(len, last_places))
+        return {
+            place: row
+            for places, logits in zip(last_places, found, strict=bool(found))
+            for place, row in zip(places, logits, strict=True)
+        }
 
-    def prompt_logits(self, prompt: Sequence[int]) -> torch.Tensor:
-        """Compute the logits of all tokens of a prompt, (tokens, vocabulary), without pages."""
+    def prompt_logits(self, prompt: Sequence[int]) -> torch.Tensor | None:
+        """Compute the logits of all tokens of a prompt, (tokens, vocabulary), without pages.
+
+        Returns None on a rank to which `run` gives no logits.
+        """
         ids = torch.tensor([list(prompt)], device=self._device)
         with torch.no_grad():
-            logits = self._forward_of_model(input_ids=ids, use_cache=False).logits[0]
-        return logits if self._full_logits is None else self._full_logits(logits)
+            outputs = self._forward_of_model(input_ids=ids, use_cache=False)
+        found = [] if outputs is None else [self._full_logits(outputs.logits[0])]
+        return next(iter(found + self._receive_logits([len(prompt)])), None)
+
+    def _full_logits(self, logits: torch.Tensor) -> torch.Tensor:
+        return logits if self._shard is None else self._shard.full_logits(logits)
+
+    def _receive_logits(self, num_rows: Iterable[int]) -> list[torch.Tensor]:
+        """Wait for the logits of batches that later stages have computed."""
+        stages = None if self._shard is None else self._shard.stages
+        return [] if stages is None else stages.receive_logits(list(num_rows))
 
     def _batches(self, chunks: Sequence[ChunkRecord]) -> Iterator[list[int]]:
         """Divide chunks into batches of similar lengths; yields their places."""
@@ -109,8 +128,8 @@ class ModelRunner:
         if batch:
             yield batch
 
-    def _forward(self, batch: Sequence[ChunkRecord]) -> torch.Tensor:
-        """Return the logits of the last token of each row, (rows, vocabulary)."""
+    def _forward(self, batch: Sequence[ChunkRecord]) -> torch.Tensor | None:
+        """Return the logits of the last token of each row, (rows, vocabulary); None before the last stage."""
         rows = np.array([chunk.row for chunk in batch])
         starts = np.array([chunk.start for chunk in batch])
         ends = starts + np.array([chunk.length for chunk in batch])
@@ -152,11 +171,11 @@ class ModelRunner:
         if is_kept:
             self._last_tables = []  # what an exception leaves half written is not continued
         with torch.no_grad(), attention_in_pages(self._configs, in_pages):
-            logits = self._forward_of_model(**arguments).logits[:, -1]
+            outputs = self._forward_of_model(**arguments)
         if is_kept:
             self._last_tables, self._last_ends = tables, ends
             self._spare_columns = self._spare_columns - 1 if continues else _SPARE_COLUMNS
-        return logits
+        return None if outputs is None else outputs.logits[:, -1]
 
     def _in_pages(self, rows: np.ndarray[Any, Any], ends: np.ndarray[Any, Any]) -> PagedBatch | None:
         if not self._configs:

@@ -148,10 +148,10 @@ def weights_of(model: nn.Module, config: InferenceConfig) -> Weights:
     """Find what a model is: boosted, or not."""
     if not isinstance(unwrap_compiled(model), ModelWrapper | DistributedDataParallel):
         return FixedWeights(model)
-    if config.tp_size > 1:
+    if config.num_ranks > 1:
         raise ConfigError(
-            f"A boosted model is on ranks as its plugin has put it there. Found tp_size={config.tp_size}. Pass "
-            "tp_size=1 to the InferenceConfig, also with tensor parallelism."
+            f"A boosted model is on ranks as its plugin has put it there. Found tp_size={config.tp_size} and "
+            f"pp_size={config.pp_size}. Pass 1 for both to the InferenceConfig, also with tensor parallelism."
         )
     return TrainedWeights(model, is_batch_invariant=config.batch_invariant)
 

@@ -20,6 +20,7 @@ from colossal._src.pipeline.partition import (
     stage_of_layer,
 )
 from colossal._src.pipeline.placeholders import StageBoundary
+from colossal._src.pipeline.row_link import RowLink, make_row_links
 from colossal._src.pipeline.schedule import (
     SCHEDULES,
     Action,
@@ -59,6 +60,7 @@ __all__ = [
     "PipelineOrder",
     "PipelineStageManager",
     "PipelineStyle",
+    "RowLink",
     "SharedParameter",
     "Stage",
     "StageArguments",
@@ -79,6 +81,7 @@ __all__ = [
     "interleaved",
     "is_layer_sequence",
     "lacks_labels",
+    "make_row_links",
     "map_tensors",
     "measure_layer_times",
     "merge_outputs",

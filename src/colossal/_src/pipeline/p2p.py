@@ -48,7 +48,7 @@ _DTYPES = (
 _SUPPORTED_DTYPES = {*_DTYPES} - {torch.int16, torch.bool}  # by every backend; the bytes of the others are sent
 
 
-_HEADER_LENGTH = 64
+HEADER_LENGTH = 64
 
 
 class TensorMeta(NamedTuple):
@@ -75,12 +75,12 @@ def encode_metas(metas: Iterable[TensorMeta]) -> torch.Tensor:
             )
         numbers += [_DTYPES.index(dtype), requires_grad, len(shape), *shape]
         numbers[0] += 1
-    if len(numbers) > _HEADER_LENGTH:
+    if len(numbers) > HEADER_LENGTH:
         raise ShapeError(
-            f"What a stage sends is described by {_HEADER_LENGTH} numbers. Found {numbers[0]} tensors that need "
+            f"What a stage sends is described by {HEADER_LENGTH} numbers. Found {numbers[0]} tensors that need "
             f"{len(numbers)}. Split the model where fewer tensors pass."
         )
-    return torch.tensor(numbers + [0] * (_HEADER_LENGTH - len(numbers)))
+    return torch.tensor(numbers + [0] * (HEADER_LENGTH - len(numbers)))
 
 
 def decode_metas(header: torch.Tensor) -> tuple[TensorMeta, ...]:
@@ -170,7 +170,7 @@ class RecvQueue:
     def _post(self, message: P2PMessage) -> None:
         if message.stage not in self._known:
             # Waited for at once: without the shapes no receive of the tensors themselves can be posted.
-            header = torch.empty(_HEADER_LENGTH, dtype=torch.int64, device=self._link.device)
+            header = torch.empty(HEADER_LENGTH, dtype=torch.int64, device=self._link.device)
             wait(self._link.post(header))
             self._known[message.stage] = decode_metas(header)
         parts: list[tuple[Any, torch.Tensor]] = []

@@ -24,12 +24,14 @@ _NEEDED = ("fastapi", "uvicorn", "prometheus_client", "transformers", "pydantic"
 @click.option("--model_name", help="What clients call the model; the name of its directory.")
 @click.option("--tokenizer", type=click.Path(exists=True, path_type=Path), help="Its directory; that of the model.")
 @click.option("--tp", "tp_size", type=_COUNT, help="Ranks that shard the model; 1.")
+@click.option("--pp", "pp_size", type=_COUNT, help="Stages of the model, each on the ranks of --tp; 1.")
 @click.option("--max_batch_size", type=_COUNT, help="Sequences that are computed together; 16.")
 @click.option("--max_input_len", type=_COUNT, help="Tokens of a prompt; what the positions leave, at most 1024.")
 @click.option("--max_output_len", type=_COUNT, help="Tokens of an output; 256, or half of the positions.")
 @click.option("--num_blocks", type=_COUNT, help="Pages of 16 tokens; as many as the longest sequences need.")
 @click.option("--queue_size", type=click.IntRange(min=0), help="Outputs that wait; 256. Others are answered by 429.")
 @click.option("--timeout", "timeout_seconds", type=_SECONDS, help="Seconds that a request may take; 600.")
+@click.option("--step_timeout", "step_timeout_seconds", type=_SECONDS, help="Seconds that a step may take; 120.")
 @click.option("--grace", "grace_seconds", type=_SECONDS, help="Seconds for running requests after SIGTERM; 60.")
 @click.option("--max_body", "max_body_bytes", type=_COUNT, help="Bytes of a request; 1048576.")
 @click.pass_context
@@ -40,8 +42,8 @@ def command(context: click.Context, source: Path, **chosen: Any) -> None:
     OPT service. Routes are those of OpenAI, /v1/completions, /v1/chat/completions and /v1/models; /generation; /health
     and /metrics; and /docs, which describes them all.
 
-    With --tp several processes of this machine shard the model; the command starts them, and ends them. If one is lost,
-    all requests are answered by 503, and /health says why.
+    With --tp and --pp several processes of this machine shard the model; the command starts them, and ends them. If one
+    is lost, or hangs for longer than --step_timeout, all requests are answered by 503, and /health says why.
 
     After SIGTERM running requests are finished, and others answered by 503. It ends with 1 if a step of the model has
     failed.
@@ -65,8 +67,8 @@ def command(context: click.Context, source: Path, **chosen: Any) -> None:
             settings = read_config_file(source)
         settings = replace(settings, **{name: value for name, value in chosen.items() if value is not None})
         ranks = None
-        if settings.tp_size > 1:
-            ranks = _join_ranks(settings.tp_size, context)
+        if settings.tp_size * settings.pp_size > 1:
+            ranks = _join_ranks(settings.tp_size * settings.pp_size, context)
         engine = load_engine(settings)
         if not engine.takes_requests:
             engine.follow()

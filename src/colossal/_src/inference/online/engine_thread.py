@@ -32,10 +32,13 @@ class EngineThread:
 
     Coroutines submit requests, and wait for outputs. Commands reach the thread between two steps, so that pages of a
     request that is closed are free before the next one. An exception of a step ends the thread: what the engine holds
-    then is unknown, and every request that waits has the error.
+    then is unknown, and every request that waits has the error. So it is with a step that takes longer than
+    `step_timeout_seconds`, as where a rank hangs: nothing can end the step itself.
     """
 
-    def __init__(self, engine: InferenceEngine, *, max_waiting: int | None = None) -> None:
+    def __init__(
+        self, engine: InferenceEngine, *, max_waiting: int | None = None, step_timeout_seconds: float | None = None
+    ) -> None:
         self.engine = engine
         self.max_waiting = max_waiting
         self.on_first_token: Callable[[float], None] = lambda _: None
@@ -48,10 +51,15 @@ class EngineThread:
         self._failure: BaseException | None = None
         self._idle_seconds = _IDLE_SECONDS if engine.has_followers else None
         self._thread = threading.Thread(target=self._run, name="colossal-engine", daemon=True)
+        self._step_timeout_seconds = step_timeout_seconds
+        self._began_at: float | None = None  # what is computed now
+        self._has_ended = threading.Event()
 
     def start(self) -> Self:
         """Start the thread."""
         self._thread.start()
+        if self._step_timeout_seconds is not None:
+            threading.Thread(target=self._watch, name="colossal-steps", daemon=True).start()
         return self
 
     def submit(
@@ -94,8 +102,8 @@ class EngineThread:
 
     def fail(self, reason: str) -> None:
         """End all requests with an error, and take no more; from any thread, while a step may wait for a lost rank."""
-        self._failure = self._failure or UnavailableError(reason)
-        self._end_all(f"A step of the engine cannot end: {reason}")
+        get_dist_logger().error(f"No request is taken any more: {reason}")
+        self._end_all(f"A step of the engine cannot end: {reason}", UnavailableError(reason))
 
     @property
     def is_idle(self) -> bool:
@@ -138,30 +146,49 @@ class EngineThread:
 
     def _run(self) -> None:
         try:
-            while self._take_commands():
+            while self._take_commands() and self._failure is None:
                 self._end_late()
                 self._take_outputs(self.engine.step())
                 self._deliver()
         except BaseException as error:  # noqa: BLE001 (whatever it is, clients must not wait for it)
             get_dist_logger().error(f"A step of the engine has failed, and no request is taken any more: {error!r}")
-            self._failure = self._failure or error
             self._deliver()
-            self._end_all(f"A step of the engine has failed: {error!r}. Start the server again.")
+            self._end_all(f"A step of the engine has failed: {error!r}. Start the server again.", error)
         else:
             self._deliver()
             self._end_all("The server has stopped. Send the request to another one, or later.")
             with suppress(CommunicationError):  # of a rank that was lost meanwhile
-                self.engine.close()
+                if self._failure is None:
+                    self.engine.close()
+        finally:
+            self._has_ended.set()
+
+    def _watch(self) -> None:
+        """In a thread of its own: find a step that does not end."""
+        limit = self._step_timeout_seconds
+        assert limit is not None
+        while not self._has_ended.wait(min(limit / 4, 1.0)):
+            began_at = self._began_at
+            if began_at is not None and time.monotonic() - began_at > limit:
+                self.fail(
+                    f"A step ends within step_timeout={limit:g} s. Found one that has not: a rank hangs, or computes "
+                    "more in a step than it can in this time. Look at the ranks, and start the server again, with a "
+                    "larger --step_timeout for a slow one."
+                )
+                return
 
     def _take_commands(self) -> bool:
         """Do what was asked for since the last step, and wait if there is no other; False at the end."""
         while True:
+            self._began_at = None
             try:
                 command = self._commands.get(not self.engine.has_requests, self._idle_seconds)
             except Empty:  # or other ranks wait for a step, which has nothing to compute
+                self._began_at = time.monotonic()
                 return True
             if command is None:
                 return False
+            self._began_at = time.monotonic()
             command()
             self._deliver()  # an error, which no step would take along
 
@@ -202,13 +229,14 @@ class EngineThread:
             )
             self._end(submission, DeadlineError(message))
 
-    def _end_all(self, refusal: str) -> None:
+    def _end_all(self, refusal: str, failure: BaseException | None = None) -> None:
         """In any thread: take no more requests, and end all of them with an error."""
         with self._lock:
-            self._refusal = refusal
+            if self._failure is None:  # else the first reason stays: others follow from it
+                self._refusal, self._failure = refusal, failure
             submissions, self._open = self._open, set()
         for submission in submissions:
-            _call_in(submission.loop, [partial(submission.fail, UnavailableError(refusal))])
+            _call_in(submission.loop, [partial(submission.fail, UnavailableError(self._refusal))])
 
     def _forget(self, submission: Submission) -> None:
         with self._lock:

@@ -208,8 +208,8 @@ def launch_engine(
     if (tp_world_size, pp_world_size) != (1, 1):
         raise UnsupportedError(
             f"launch_engine starts no other processes. Found tp_world_size={tp_world_size} and pp_world_size="
-            f"{pp_world_size}. Run `colossal serve DIR --tp {tp_world_size * pp_world_size}`, or build an "
-            "InferenceEngine with tp_size on every rank."
+            f"{pp_world_size}. Run `colossal serve DIR --tp {tp_world_size} --pp {pp_world_size}`, or "
+            "build an InferenceEngine with tp_size and pp_size on every rank."
         )
     built = model_fn(**model_kwargs)
     if isinstance(built, InferenceEngine):

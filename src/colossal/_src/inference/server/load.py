@@ -33,8 +33,8 @@ def load_engine(settings: ServerSettings) -> InferenceEngine:
                 f"A directory of Hugging Face with a config.json is served. Found none in {model}. Save the model "
                 "there by save_pretrained, and its tokenizer."
             )
-        model, tokenizer = load_model(str(model), tokenizer, settings.dtype, lazily=settings.tp_size > 1)
-    if settings.tp_size == 1:  # else each rank moves its shard
+        model, tokenizer = load_model(str(model), tokenizer, settings.dtype, lazily=config.num_ranks > 1)
+    if config.num_ranks == 1:  # else each rank moves its shard
         model.to(get_current_device())
     fitted = fit_config(
         model.config, config, max_input_len=settings.max_input_len, max_output_len=settings.max_output_len

@@ -67,7 +67,9 @@ class Service:
 @contextmanager
 def start_service(engine: InferenceEngine, settings: ServerSettings) -> Iterator[Service]:
     """Start the threads of an engine and of its tokenizer, and end them."""
-    thread = EngineThread(engine, max_waiting=settings.queue_size).start()
+    thread = EngineThread(
+        engine, max_waiting=settings.queue_size, step_timeout_seconds=settings.step_timeout_seconds
+    ).start()
     texts = Texts(engine.tokenizer)
     try:
         yield Service(thread, texts, settings)

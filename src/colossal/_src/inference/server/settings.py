@@ -31,5 +31,6 @@ class ServerSettings:
     cache_size: int = 0  # queries of /generation whose results are kept
     cache_list_size: int = 1  # results of each
     timeout_seconds: float = 600.0  # for a request, its time in the queue included
+    step_timeout_seconds: float = 120.0  # for a step of the model; one that takes longer hangs
     grace_seconds: float = 60.0  # for running requests when the server is stopped
     max_body_bytes: int = 2**20
