@@ -18,11 +18,13 @@ from colossal._src.pipeline import (
     SharedParameter,
     Stage,
     copy_structure,
+    make_row_links,
 )
 from colossal._src.pipeline.p2p import P2PLink, make_links, open_links, peer_pairs
 from colossal._src.pipeline.schedule.p2p_messages import p2p_programs
 from colossal.cluster import ParallelMesh
-from colossal.errors import CommunicationError
+from colossal.comm import CommCounter
+from colossal.errors import CommunicationError, ShapeError
 from colossal.interface import OptimizerWrapper
 from colossal.pipeline import SCHEDULES, StagePlacement, partition_uniform
 from colossal.testing import WorldError, run_processes
@@ -273,3 +275,33 @@ def test_pairs_ascend() -> None:
     pairs = peer_pairs(StagePlacement(8, 3), [SharedParameter(("a", "b"), (0, 21))])
     assert all(one < other for one, other in pairwise(pairs))
     assert (0, 5) in pairs
+
+
+# ------------------------------------------------------------------------------------------ rows
+
+
+def send_rows() -> list[torch.Tensor]:
+    """Of other numbers of rows each time, in bfloat16 and in two directions."""
+    sizes = [(2, 3), (5, 1), (2, 3)]
+    rows = [torch.full((*each, WIDTH), index, dtype=torch.bfloat16) for index, each in enumerate(sizes)]
+    with CommCounter() as counter:
+        [(other, link)] = make_row_links(ParallelMesh(pp=2), [(0, 1)]).items()
+        if other == 0:
+            found = [link.receive(*each) for each in sizes]
+            link.send(found[-1][0])
+            return found
+        for each in rows:
+            link.send(each)
+        with pytest.raises(ShapeError, match=f"Found 3 features in torch.float32 after {WIDTH} in torch.bfloat16"):
+            link.send(torch.zeros(2, 3))
+        num_bytes = sum(2 * each.numel() for each in rows)
+        assert counter.bytes["send", "pp"] == num_bytes + 512, "shapes are sent once"
+        return [*rows, link.receive(sizes[-1][1])]
+
+
+def test_rows_are_sent_without_their_shapes() -> None:
+    sent, received = run_processes(send_rows, 2)
+    for one, other in zip(sent[:3], received, strict=True):
+        assert one.dtype == other.dtype
+        assert torch.equal(one, other)
+    assert torch.equal(sent[3], received[2][0])

@@ -165,8 +165,9 @@ def test_a_client_that_goes_away_frees_its_pages(server, stream) -> None:
     assert server.metric("generated_tokens_total") - before < 8 * 1000
 
 
-def test_ranks_shard_the_model_and_end_with_the_server(folder) -> None:
-    with started(folder, "--tp", "2") as server:
+@pytest.mark.parametrize("axis", ["--tp", "--pp"])
+def test_ranks_shard_the_model_and_end_with_the_server(folder, axis) -> None:
+    with started(folder, axis, "2") as server:
         ranks = ranks_of(server)
         assert len(ranks) == 1
         with server.connect() as client:
@@ -182,9 +183,9 @@ def test_ranks_shard_the_model_and_end_with_the_server(folder) -> None:
         assert not any(map(is_running, ranks))
 
 
-@pytest.mark.parametrize("is_idle", [False, True])
-def test_a_rank_that_is_killed_is_answered_to_all_clients(folder, is_idle) -> None:
-    with started(folder, "--tp", "2", *WITH_LONGER) as server, ThreadPoolExecutor(8) as pool:
+@pytest.mark.parametrize(("axis", "is_idle"), [("--tp", False), ("--tp", True), ("--pp", False)])
+def test_a_rank_that_is_killed_is_answered_to_all_clients(folder, axis, is_idle) -> None:
+    with started(folder, axis, "2", *WITH_LONGER) as server, ThreadPoolExecutor(8) as pool:
         [rank] = ranks_of(server)
         ask = functools.partial(httpx.post, f"{server.url}/v1/completions", json=LONGER, timeout=scaled(60))
         waiting = [] if is_idle else [pool.submit(ask) for _ in range(8)]
@@ -202,6 +203,25 @@ def test_a_rank_that_is_killed_is_answered_to_all_clients(folder, is_idle) -> No
         assert f"process {rank}" in health.json()["reason"]
         server.process.send_signal(signal.SIGTERM)
         assert server.process.wait(scaled(30)) in {1, -signal.SIGTERM}
+
+
+@pytest.mark.parametrize("axis", ["--tp", "--pp"])
+def test_a_rank_that_hangs_is_answered_to_all_clients(folder, axis) -> None:
+    options = (axis, "2", "--step_timeout", f"{scaled(3):g}")
+    with started(folder, *options, *WITH_LONGER) as server, ThreadPoolExecutor(8) as pool:
+        [rank] = ranks_of(server)
+        ask = functools.partial(httpx.post, f"{server.url}/v1/completions", json=LONGER, timeout=scaled(60))
+        waiting = [pool.submit(ask) for _ in range(8)]
+        server.wait_for("pages_used", 1)
+        os.kill(rank, signal.SIGSTOP)
+        answers = [each.result() for each in waiting]
+        assert {answer.status_code for answer in [*answers, ask()]} == {503}
+        health = httpx.get(f"{server.url}/health")
+        assert (health.status_code, health.json()["status"]) == (503, "failed")
+        assert "within step_timeout=" in health.json()["reason"]
+        server.process.send_signal(signal.SIGTERM)
+        assert server.process.wait(scaled(30)) in {1, -signal.SIGTERM}
+        assert not is_running(rank)
 
 
 def test_ranks_end_when_the_server_is_killed(folder) -> None:
