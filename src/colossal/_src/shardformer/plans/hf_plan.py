@@ -36,7 +36,11 @@ def hf_plan(config: Any) -> ParallelPlan | None:
     if experts:  # of which some layers may have none, or all: those have other modules
         rows = {name if ".mlp." not in name else f"?{name}": style for name, style in rows.items()}
     styles = {name: _style_of(name, style) for name, style in rows.items() if not name.endswith(_PART_OF_EXPERTS)}
-    counts = HeadCounts(key_value_heads="num_key_value_heads" if hasattr(config, "num_key_value_heads") else None)
+    queries = {style for name, style in styles.items() if name.endswith(_QUERY)}
+    counts = HeadCounts(
+        key_value_heads="num_key_value_heads" if hasattr(config, "num_key_value_heads") else None,
+        is_sharded="colwise_gather_output" not in queries,  # as norms over all heads need them
+    )
     attention = {name.rpartition(".")[0] for name in styles if name.endswith(_QUERY)}
     return ParallelPlan(
         styles,
