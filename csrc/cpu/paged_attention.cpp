@@ -6,13 +6,13 @@
 // is compiled for any processor, for AVX2 and for AVX-512, and the processor chooses.
 
 #include <algorithm>
-#include <cmath>
 #include <cstdint>
 #include <cstring>
 #include <thread>
 #include <vector>
 
 #include "../numbers.h"
+#include "exponential.h"
 #include "vectors.h"
 
 using namespace colossal;
@@ -80,24 +80,6 @@ COLOSSAL_INLINE Sum dot(const Sum* query, const Value* key, int64_t width) {
   for (; at < width; ++at) total += query[at] * widen(key[at]);
   return total;
 }
-
-// exp of numbers up to 0, as 2^n * e^r with r in [-ln 2 / 2, ln 2 / 2]; relative error below 3e-7.
-COLOSSAL_INLINE float exp_of(float x) {
-  constexpr float kShift = 12582912.0f;  // 1.5 * 2^23: adding it rounds to a whole number
-  x = x < -87.0f ? -87.0f : x;
-  const float shifted = x * 1.44269504f + kShift;
-  const float n = shifted - kShift;
-  const float r = (x - n * 0.693359375f) + n * 2.12194440e-4f;
-  float sum = 1.9875691500e-4f;
-  sum = sum * r + 1.3981999507e-3f;
-  sum = sum * r + 8.3334519073e-3f;
-  sum = sum * r + 4.1665795894e-2f;
-  sum = sum * r + 1.6666665459e-1f;
-  sum = sum * r + 5.0000001201e-1f;
-  sum = sum * r * r + r + 1.0f;
-  return sum * bits_to_float(static_cast<uint32_t>(static_cast<int32_t>(n) + 127) << 23);
-}
-COLOSSAL_INLINE double exp_of(double x) { return std::exp(x); }
 
 // The sum of values, in vectors that stay in registers while all tokens go by.
 template <int64_t kVectors, typename Sum, typename Value>

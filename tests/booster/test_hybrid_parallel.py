@@ -68,9 +68,7 @@ WORLDS: dict[str, tuple[int, dict[str, Any]]] = {
     "tp2-pp2-ep4-zero1": (8, {"tp_size": 2, "pp_size": 2, "num_microbatches": 2, "ep_size": 4, "zero_stage": 1}),
 }
 WITH_ALL_FAMILIES = ("tp2", "pp2", "tp2-pp2", "tp2-split", "tp2-ring", "sp2-heads", "sp2-ring")
-WITH_ALL_EXPERTS = ("ep2", "tp2-ep2")
-# without OLMoE, whose configuration names no stages
-WITH_FOUR_EXPERTS = ("ep4-zero1", "ep2-dp4-zero2", "tp2-dp2-ep4", "pp2-ep2", "pp2-tp2-ep2")
+WITH_ALL_EXPERTS = ("ep2", "tp2-ep2", "ep4-zero1", "ep2-dp4-zero2", "tp2-dp2-ep4", "pp2-ep2", "pp2-tp2-ep2")
 
 
 def batch_of(name: str, step: int) -> dict[str, torch.Tensor]:
@@ -87,9 +85,7 @@ def families_of(world: str) -> list[str]:
     """All where one axis or tp x pp divides the model, else some; with 8 ranks on few cores one is enough."""
     size, options = WORLDS[world]
     if "ep_size" in options:
-        if world in WITH_ALL_EXPERTS:
-            return list(EXPERTS)
-        return [each for each in EXPERTS if each != "olmoe"] if world in WITH_FOUR_EXPERTS else ["mixtral"]
+        return list(EXPERTS) if world in WITH_ALL_EXPERTS else ["mixtral"]
     families = OF_SEQUENCES if "enable_sequence_parallelism" in options else FAMILIES
     if world in WITH_ALL_FAMILIES:
         return list(families)

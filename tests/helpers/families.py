@@ -49,6 +49,7 @@ BLIP_2: dict[str, Any] = {
     "num_query_tokens": 3,
     "image_token_index": 1,
 }
+MOE = PAIRED | {"num_experts": 4, "num_experts_per_tok": 2}
 
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("LlamaForCausalLM", PAIRED),
@@ -85,14 +86,14 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "gemma": ("GemmaForCausalLM", PAIRED | {"head_dim": 16}),
     "olmo": ("OlmoForCausalLM", PAIRED),
+    "olmoe": ("OlmoeForCausalLM", MOE),
     "starcoder2": ("Starcoder2ForCausalLM", PAIRED | {"residual_dropout": 0, "embedding_dropout": 0}),
 }
-MOE = PAIRED | {"num_experts": 4, "num_experts_per_tok": 2}
 EXPERTS: dict[str, tuple[str, dict[str, Any]]] = {
     "mixtral": MODELS["mixtral"],
     "deepseek": MODELS["deepseek"],
     "qwen3-moe": ("Qwen3MoeForCausalLM", MOE | {"moe_intermediate_size": 32, "head_dim": 16}),
-    "olmoe": ("OlmoeForCausalLM", MOE),
+    "olmoe": MODELS["olmoe"],
     "gpt-oss": ("GptOssForCausalLM", PAIRED | {"num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 16}),
 }
 """Those whose experts can be sharded over ranks."""

@@ -2,12 +2,14 @@
 """Mixtures of experts by their older names train as one process does, from a config and an engine."""
 
 import importlib
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
 import torch
 from equality import assert_equal
 from torch import nn
+from torch.utils.checkpoint import checkpoint as torch_checkpoint
 
 from colossal._src.cluster import set_current_config
 from colossal.errors import ConfigError, MeshError, UnsupportedError
@@ -175,6 +177,40 @@ def test_a_loss_that_recomputation_would_leave_without_gradient_is_refused() -> 
     tokens = TOKENS.clone().requires_grad_()
     output = checkpoint(layer, False, tokens, use_reentrant=True)
     with pytest.raises(UnsupportedError, match=r"auxiliary loss.*use_reentrant=False.*or returns_loss=True"):
+        output.sum().backward()
+
+
+def test_passes_without_a_graph_may_run_before_the_backward_pass() -> None:
+    layer = MoeLayer(8, NUM_EXPERTS, Top1Router(), FFNExperts(NUM_EXPERTS, 8, 16))
+    inputs = TOKENS.clone().requires_grad_()
+    for use_reentrant, passes_after in ((False, False), (True, True)):  # the last pass is of the other kind
+        MOE_CONTEXT.reset_loss()
+        output = checkpoint(layer, False, inputs, use_reentrant=use_reentrant)
+        loss = torch.as_tensor(MOE_CONTEXT.get_loss())
+        with torch.set_grad_enabled(passes_after):
+            layer(TOKENS)
+        if use_reentrant:
+            with pytest.raises(UnsupportedError, match="auxiliary loss"):
+                output.sum().backward()
+        else:
+            (output.sum() + loss).backward()
+    expected, layer.moe.router.weight.grad = layer.moe.router.weight.grad, None
+    MOE_CONTEXT.reset_loss()
+    (layer(TOKENS).sum() + MOE_CONTEXT.get_loss()).backward()
+    assert expected is not None
+    torch.testing.assert_close(layer.moe.router.weight.grad, expected)
+
+
+@pytest.mark.parametrize("use_reentrant", [False, True])
+def test_tensors_that_the_program_packs_do_not_hide_recomputation(use_reentrant: bool) -> None:
+    layer = MoeLayer(8, NUM_EXPERTS, Top1Router(), FFNExperts(NUM_EXPERTS, 8, 16))
+
+    def run(tokens: torch.Tensor) -> torch.Tensor:
+        with torch.autograd.graph.saved_tensors_hooks(torch.clone, torch.clone):
+            return layer(tokens)
+
+    output = torch_checkpoint(run, TOKENS.clone().requires_grad_(), use_reentrant=use_reentrant)
+    with pytest.raises(UnsupportedError) if use_reentrant else nullcontext():
         output.sum().backward()
 
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from divided import assert_grads, whole_grads
 from equality import assert_equal
-from families import BLIP_2, CALM, DEEPSEEK, FALCON, GPT, LLAMA, MODELS, OPT, PAIRED, SAM, T5, VIT, VOCAB, WHISPER
+from families import BLIP_2, CALM, DEEPSEEK, FALCON, GPT, LLAMA, MODELS, MOE, OPT, PAIRED, SAM, T5, VIT, VOCAB, WHISPER
 from float64 import KeepFloat64
 from torch import nn
 from transformers import PreTrainedModel
@@ -36,6 +36,7 @@ SIZES: dict[str, dict[str, Any]] = {
     "gptj": GPT | {"rotary_dim": 8},
     "mixtral": PAIRED | {"num_local_experts": 4},
     "mt5": T5 | {"decoder_start_token_id": 0},
+    "olmoe": MOE,
     "opt": OPT,
     "qwen3": PAIRED | {"head_dim": 16},
     "sam": SAM,
@@ -75,7 +76,7 @@ def build(name: str) -> nn.Module:
         for parameter in model.parameters():
             if not parameter.any():
                 nn.init.normal_(parameter, std=0.1)  # what is zero would hide what is done with it
-    if family in ("mixtral", "deepseek_v3"):
+    if family in ("mixtral", "olmoe", "deepseek_v3"):
         model.set_experts_implementation("eager")  # others have no float64
     return model.eval()
 

@@ -18,6 +18,7 @@ from colossal.testing import run_processes
 OF_REGISTRY = (
     "llama", "llama-tied", "llama-sequence", "mistral", "mixtral", "qwen2", "qwen3", "cohere", "glm", "gpt2",
     "gpt2-two-heads", "opt", "bert", "bert-tokens", "deepseek", "gemma", "olmo",
+    "olmoe",
 )  # fmt: skip
 OVER_TP = (*OF_REGISTRY, "gptj", "bloom", "falcon", "falcon-alibi", "falcon-one-key", "starcoder2")
 SOME = ("llama", "llama-tied", "gpt2", "bert", "mixtral")

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from colossal._src.kernel.adam import AdamStep, AdamTensors, adam_step
     from colossal._src.kernel.attention import PAGED_DTYPES, PagedTokens, has_paged_attention, paged_attention
     from colossal._src.kernel.memory import huge_zeros, stream_copy
+    from colossal._src.kernel.silu import gated_silu
 
 _MODULE_OF = {
     "AdamStep": "colossal._src.kernel.adam",
@@ -17,6 +18,7 @@ _MODULE_OF = {
     "PAGED_DTYPES": "colossal._src.kernel.attention",
     "PagedTokens": "colossal._src.kernel.attention",
     "adam_step": "colossal._src.kernel.adam",
+    "gated_silu": "colossal._src.kernel.silu",
     "has_paged_attention": "colossal._src.kernel.attention",
     "huge_zeros": "colossal._src.kernel.memory",
     "paged_attention": "colossal._src.kernel.attention",
@@ -30,6 +32,7 @@ __all__ = [
     "AdamTensors",
     "PagedTokens",
     "adam_step",
+    "gated_silu",
     "has_paged_attention",
     "huge_zeros",
     "paged_attention",

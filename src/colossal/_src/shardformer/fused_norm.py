@@ -85,7 +85,9 @@ def _cohere(norm: Any) -> nn.Module:
 
 
 _FUSED: Mapping[str, Any] = {
-    **dict.fromkeys(("LlamaRMSNorm", "MistralRMSNorm", "MixtralRMSNorm", "Qwen2RMSNorm", "Qwen3RMSNorm"), _rms),
+    **dict.fromkeys(
+        ("LlamaRMSNorm", "MistralRMSNorm", "MixtralRMSNorm", "OlmoeRMSNorm", "Qwen2RMSNorm", "Qwen3RMSNorm"), _rms
+    ),
     **dict.fromkeys(("GlmRMSNorm", "DeepseekV3RMSNorm"), _rms),
     **dict.fromkeys(("T5LayerNorm", "MT5LayerNorm", "UMT5LayerNorm"), _t5),
     **dict.fromkeys(("GemmaRMSNorm", "Gemma2RMSNorm", "Gemma3RMSNorm"), _gemma),

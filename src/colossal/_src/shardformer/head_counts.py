@@ -16,7 +16,7 @@ _Value = TypeVar("_Value")
 def check_heads(plan: ParallelPlan, config: Any, size: int) -> int | None:
     """Check that the heads of a model can be sharded."""
     found = None
-    for counts in (each for each in plan.counts if each.are_sharded):
+    for counts in (each for each in plan.counts if each.is_sharded):
         heads, shared = attrgetter(counts.heads)(config), _number(counts.key_value_heads, config)
         if not _fits(heads, shared, size):
             fitting = [number for number in range(1, heads + 1) if _fits(heads, shared, number)]

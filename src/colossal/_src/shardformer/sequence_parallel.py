@@ -93,7 +93,7 @@ def _check_heads(model: nn.Module, plan: ParallelPlan, sp_config: SequenceParall
     mesh = sp_config.sharding.mesh
     for counts in plan.counts:
         heads = getattr(config, counts.heads, 0)
-        own = heads // mesh.size("tp")
+        own = heads // mesh.size("tp") if counts.is_sharded else heads
         if own % mesh.size("sp"):
             fitting = [str(number) for number in range(1, own + 1) if own % number == 0]
             raise PlanError(

@@ -155,6 +155,7 @@ def _parallelize(
         is_vocab_parallel = _apply_plan(model, plan, mesh, keep_sharded)
         adapt_full_model_methods(model)
         is_attention_sharded = skip_uneven_attention(plan, getattr(model, "config", None), mesh.size("tp")) is plan
+        is_attention_sharded = is_attention_sharded and all(counts.is_sharded for counts in plan.counts)
         if sp_config is None and is_attention_sharded:  # sequence parallelism refuses more
             model.register_forward_pre_hook(_refuse_attentions, with_kwargs=True)
     elif mesh.size("ep") > 1:

@@ -24,7 +24,8 @@ class HeadCounts:
         key_value_heads: Heads of keys and values, where there may be fewer.
         attention: The modules of the base model that stay unsharded, with all heads, where the heads do not divide; by
             default such a number of ranks is an error.
-        are_sharded: Whether tp shards the heads; otherwise each rank has all of them, and any number of ranks fits.
+        is_sharded: Whether tp shards the heads; where queries are gathered, each rank computes attention with all of
+            them, and only sequences divide by their number.
 
     Example:
         >>> from colossal.tensor import HeadCounts
@@ -35,7 +36,7 @@ class HeadCounts:
     heads: str = "num_attention_heads"
     key_value_heads: str | None = None
     attention: str | None = None
-    are_sharded: bool = True
+    is_sharded: bool = True
 
 
 @final

@@ -130,6 +130,16 @@ def computes_again() -> bool:
     return torch._C._current_graph_task_id() != -1  # noqa: SLF001 (no public function says it)
 
 
+def drops_graph() -> bool:
+    """Whether reentrant checkpointing computes layers again: of the new graph it keeps only what they return.
+
+    The other implementation packs what the new graph saves; packing by the program may hide that this one does not.
+    """
+    backend: Any = torch._C  # noqa: SLF001 (no public function returns what follows)
+    packing, node = backend._autograd._top_saved_tensors_default_hooks(True), backend._current_autograd_node()  # noqa: SLF001
+    return computes_again() and (packing is None or "CheckpointFunction" in node.name())
+
+
 def moe_set_seed(seed: int) -> None:
     """Seed the generators of all ranks alike.
 

@@ -9,7 +9,7 @@ from torch.nn import functional
 
 from colossal._src.cluster import ambient_mesh
 from colossal._src.legacy.moe.base_experts import BaseExperts
-from colossal._src.legacy.moe.context import MOE_CONTEXT, computes_again
+from colossal._src.legacy.moe.context import MOE_CONTEXT, drops_graph
 from colossal._src.legacy.moe.routers import NoiseFunction, NormalNoiseGenerator, TopKRouter, UniformNoiseGenerator
 from colossal._src.legacy.notice import superseded
 from colossal._src.nn.moe import (
@@ -129,7 +129,6 @@ class MoeLayer(nn.Module):
             experts = pad_experts(experts, num_experts, ambient_mesh())
         self.moe = MixtureOfExperts(router.build(dim_model, num_experts), experts)
         self.returns_loss = returns_loss
-        self._had_gradient = False
 
     def forward(self, inputs: torch.Tensor) -> Any:
         """Route tokens to experts.
@@ -144,21 +143,15 @@ class MoeLayer(nn.Module):
         if self.returns_loss:
             return output, routing.aux_loss
         if self.training:
-            self._check_gradient(routing.aux_loss)
+            if routing.aux_loss.requires_grad and drops_graph():
+                raise UnsupportedError(
+                    "The auxiliary loss that a MoeLayer adds to MOE_CONTEXT belongs to the graph of its forward pass. "
+                    "Found that this pass built none, and that activation checkpointing computes the layer again. Pass "
+                    "use_reentrant=False to the checkpoint function, or returns_loss=True to MoeLayer and return the "
+                    "loss from what is checkpointed."
+                )
             MOE_CONTEXT.add_loss(routing.aux_loss)
         return output
-
-    def _check_gradient(self, loss: torch.Tensor) -> None:
-        """Refuse reentrant activation checkpointing: what it did not return gets no gradient, and trains no router."""
-        if not computes_again():
-            self._had_gradient = loss.requires_grad
-        elif loss.requires_grad and not self._had_gradient:
-            raise UnsupportedError(
-                "The auxiliary loss that a MoeLayer adds to MOE_CONTEXT belongs to the graph of its forward pass. "
-                "Found that this pass built none, and that activation checkpointing computes the layer again. Pass "
-                "use_reentrant=False to the checkpoint function, or returns_loss=True to MoeLayer and return the loss "
-                "from what is checkpointed."
-            )
 
 
 class MoeModule(nn.Module):

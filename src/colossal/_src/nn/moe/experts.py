@@ -14,7 +14,8 @@ from torch import nn
 from torch.func import functional_call
 from torch.nn import functional
 
-from colossal._src.nn.moe.grouped_products import counts_of, gated_silu, grouped_linear
+from colossal._src.kernel import gated_silu
+from colossal._src.nn.moe.grouped_products import counts_of, grouped_linear
 from colossal._src.nn.moe.row_order import RowOrder
 from colossal.errors import PlanError
 

@@ -10,7 +10,8 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from colossal._src.nn.moe.grouped_products import counts_of, gated_silu, grouped_linear
+from colossal._src.kernel import gated_silu
+from colossal._src.nn.moe.grouped_products import counts_of, grouped_linear
 
 _OF_TRANSFORMERS = ("config", "has_gate", "has_bias", "is_transposed", "_apply_gate", "down_proj")
 _SILU = ("SiLU", "SiLUActivation")

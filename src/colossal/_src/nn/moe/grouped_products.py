@@ -78,34 +78,3 @@ class _GroupedLinear(torch.autograd.Function):
             for grad, x, product in zip(*parts, of_weight, strict=True):
                 torch.mm(grad.T, x, out=product)
         return of_rows, of_weight, None
-
-
-def gated_silu(gate_up: torch.Tensor) -> torch.Tensor:
-    """Multiply the second half of the features by the SiLU of the first: (N, 2 F) to (N, F)."""
-    result: Any = _GatedSilu.apply(gate_up)
-    return result
-
-
-class _GatedSilu(torch.autograd.Function):
-    """Its gradients are written where they belong, instead of each by itself and then joined."""
-
-    @staticmethod
-    def forward(ctx: Any, gate_up: torch.Tensor) -> torch.Tensor:
-        gate, up = gate_up.chunk(2, 1)
-        activated = functional.silu(gate)
-        ctx.save_for_backward(gate_up, activated)
-        return activated * up
-
-    @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
-        gate_up, activated = ctx.saved_tensors
-        gate, up = gate_up.chunk(2, 1)
-        if torch.is_grad_enabled():  # which takes operations that can be differentiated again
-            sigmoid = gate.sigmoid()
-            slope = sigmoid * (1 + gate * (1 - sigmoid))
-            return torch.cat([grads[0] * up * slope, grads[0] * gate * sigmoid], 1)
-        found = torch.empty_like(gate_up)
-        of_gate, of_up = found.chunk(2, 1)
-        torch.mul(grads[0], activated, out=of_up)
-        torch.ops.aten.silu_backward.grad_input(grads[0] * up, gate, grad_input=of_gate)
-        return found

@@ -27,6 +27,7 @@ _PLANS = {  # the module and the name of each table, or of what makes it from a 
     "mistral": "llama.LLAMA",
     "mixtral": "llama.MIXTRAL",
     "mt5": "t5.T5",
+    "olmoe": "llama.OLMOE",
     "opt": "opt.OPT",
     "qwen2": "llama.LLAMA",
     "qwen3": "llama.QWEN3",

@@ -38,9 +38,9 @@ def hf_plan(config: Any) -> ParallelPlan | None:
         rows = {name if ".mlp." not in name else f"?{name}": style for name, style in rows.items()}
     styles = {name: _style_of(name, style) for name, style in rows.items() if not name.endswith(_PART_OF_EXPERTS)}
     shared = "num_key_value_heads" if hasattr(config, "num_key_value_heads") else None
-    # a product whose output is gathered, as that of Phi-3, gives each rank all heads
-    are_sharded = any(style in _SHARDS_HEADS for name, style in styles.items() if ".mlp." not in name)
-    counts = HeadCounts(key_value_heads=shared, are_sharded=are_sharded)
+    # a product whose output is gathered, as that of Phi-3 and OLMoE, gives each rank all heads
+    is_sharded = any(style in _SHARDS_HEADS for name, style in styles.items() if ".mlp." not in name)
+    counts = HeadCounts(key_value_heads=shared, is_sharded=is_sharded)
     attention = {name.rpartition(".")[0] for name in styles if name.endswith(_QUERY)}
     return ParallelPlan(
         styles,

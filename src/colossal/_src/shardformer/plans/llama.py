@@ -36,3 +36,15 @@ GLM = replace(
 
 MIXTRAL = replace(LLAMA, styles={**_ATTENTION, "layers.*.mlp.experts": "moe_tp_experts"})
 """With experts whose features are sharded."""
+
+OLMOE = replace(
+    MIXTRAL,
+    styles={
+        **MIXTRAL.styles,
+        "layers.*.self_attn.q_proj": "colwise_gather_output",
+        "layers.*.self_attn.[kv]_proj": "colwise_gather_output",
+        "layers.*.self_attn.o_proj": "rowwise_split_input",
+    },
+    counts=(HeadCounts(is_sharded=False),),
+)
+"""With norms over all heads, so that each rank computes attention with all of them."""
