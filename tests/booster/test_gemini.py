@@ -481,7 +481,16 @@ def test_no_rank_holds_more_than_its_part_and_one_parameter() -> None:
         ({"growth_factor": 1.0}, ConfigError, "growth_factor"),
         ({"placement_policy": "gpu"}, ConfigError, "Found 'gpu'.*Pass 'static'"),
         ({"tp_size": 0}, ConfigError, "Found tp_size=0. Pass 1 or more"),
-        ({"gpu_margin_mem_ratio": 0.5}, UnsupportedError, "gpu_margin_mem_ratio=0.5.*offload_optim_frac"),
+        (
+            {"gpu_margin_mem_ratio": 0.5, "offload_optim_frac": 0.5},
+            UnsupportedError,
+            "gpu_margin_mem_ratio=0.5.*offload_optim_frac",
+        ),
+        (
+            {"gpu_margin_mem_ratio": 0.5, "placement_policy": "auto"},
+            UnsupportedError,
+            "gpu_margin_mem_ratio=0.5.*offload_optim_frac",
+        ),
         ({"use_fp8": True}, UnsupportedError, "use_fp8=True.*mixed_precision='fp8'"),
         ({"max_prefetch": -1}, ConfigError, "Found -1"),
         ({"shard_param_frac": 1.5}, ConfigError, "shard_param_frac"),

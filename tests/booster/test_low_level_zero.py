@@ -275,6 +275,18 @@ def test_documented_calls_of_the_two_wrappers_train_like_one_process(stage: int)
     assert expected[-1] < 0.8 * expected[0]
 
 
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_the_loss_scale_may_be_in_optim_config(stage: int) -> None:
+    """As programs wrote it whose options are one dictionary."""
+    options = {"initial_scale": 8.0, "max_norm": 0.5}
+    with fake_world(2):
+        model = zero_model_wrapper(build().half(), stage)
+        optimizer = zero_optim_wrapper(model, optimizer_of("sgd", model), max_norm=0.5, optim_config=options)
+        assert optimizer.scale_loss(torch.ones((), device="cpu")).item() == 8.0
+        with pytest.raises(ConfigError, match=r"max_norm=1.0.* next to 0.5"):
+            optimizer.set_max_norm(1.0)
+
+
 @pytest.mark.parametrize(
     ("wrap", "match"),
     [
@@ -291,6 +303,12 @@ def test_documented_calls_of_the_two_wrappers_train_like_one_process(stage: int)
         (
             lambda m: zero_optim_wrapper(zero_model_wrapper(m), optimizer_of("sgd", m), optim_config={"bucket": 1}),
             "Found bucket. Remove or correct it",
+        ),
+        (
+            lambda m: zero_optim_wrapper(
+                zero_model_wrapper(m), optimizer_of("sgd", m), max_norm=1.0, optim_config={"max_norm": 2.0}
+            ),
+            "Found max_norm=1.0, and 2.0 in optim_config",
         ),
     ],
 )

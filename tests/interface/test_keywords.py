@@ -73,10 +73,12 @@ def build(owner: str, **options: Any) -> Any:
     if owner == "GeminiDDP":
         return GeminiDDP(nn.Linear(2, 2), **options)
     if owner == "GeminiOptimizer":
-        model = GeminiDDP(nn.Linear(2, 2))
+        model = GeminiDDP(nn.Linear(2, 2), placement_policy="static", offload_optim_frac=1.0)
         return GeminiOptimizer(torch.optim.SGD(model.parameters()), model, **options)
     if owner == "HybridParallelPlugin":
         return HybridParallelPlugin(tp_size=1, pp_size=1, **options)
+    if owner == "GeminiPlugin":
+        options |= {"placement_policy": "auto"}
     kinds = (TorchDDPPlugin, TorchFSDPPlugin, LowLevelZeroPlugin, GeminiPlugin)
     return {kind.__name__: kind for kind in kinds}[owner](**options)
 

@@ -556,8 +556,9 @@ def test_outside_everything_is_as_it_was(saved) -> None:
 
 def test_the_path_is_remembered(saved) -> None:
     model = load_lazily(saved("opt"))
-    assert get_pretrained_path(model) == str(saved("opt"))
-    assert get_pretrained_path(ModelWrapper(materialize(model))) == str(saved("opt"))
+    file = str(saved("opt") / "model.safetensors.index.json")
+    assert get_pretrained_path(model) == file
+    assert get_pretrained_path(ModelWrapper(materialize(model))) == file
     assert get_pretrained_path(transformers.AutoModel.from_pretrained(saved("opt"))) is None
     set_pretrained_path(ModelWrapper(model), Path("elsewhere"))
     assert get_pretrained_path(model) == "elsewhere"

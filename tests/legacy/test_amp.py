@@ -105,6 +105,24 @@ def test_a_constant_scale_stays() -> None:
     assert optimizer.scaler.scale_value == 2.0**40
 
 
+@pytest.mark.parametrize("name", ["clip_grad_norm", "clip_grad"])
+def test_the_naive_mode_clips_as_it_is_told(name: str) -> None:
+    """A step of SGD with a learning rate of 1 moves the master weights by the norm that gradients are clipped to."""
+    model = make_model()
+    options = {name: 1e-3, "initial_scale": 2.0**4}
+    model, optimizer = convert_to_naive_amp(model, torch.optim.SGD(model.parameters(), lr=1.0), options)
+    before = [each.detach().clone() for each in optimizer.parameters]
+    inputs, labels = make_batch()
+    optimizer.backward(nn.functional.cross_entropy(model(inputs), labels))
+    optimizer.step()
+    assert not optimizer.scaler.skipped
+    moved = torch.cat([(now - old).flatten() for now, old in zip(optimizer.parameters, before, strict=True)])
+    # master weights below 1 are rounded by 2^-24 each
+    assert abs(moved.norm().item() - 1e-3) < 2**-24 * moved.numel() ** 0.5 + 1e-6
+    with pytest.raises(ConfigError, match=r"one norm of at least 0. Found \[1.0, 2.0\]"):
+        convert_to_naive_amp(make_model(), sgd(make_model()), {"clip_grad_norm": 1.0, "clip_grad": 2.0})
+
+
 def test_torch_without_enabled_has_autocast_and_no_loss_scale() -> None:
     model = make_model()
     model, optimizer, _ = convert_to_torch_amp(model, sgd(model), amp_config={"enabled": False})

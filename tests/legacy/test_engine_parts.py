@@ -253,6 +253,15 @@ def test_a_mode_that_is_none_trains_in_the_precision_of_the_model() -> None:
         assert torch.equal(found[1][name], value)
 
 
+@pytest.mark.parametrize("options", [{"clip_grad": 0.5}, {"clip_grad_norm": 0.5, "verbose": False}])
+@pytest.mark.parametrize("beside", [{}, {"clip_grad_norm": 0.5}, PIPELINE])
+def test_the_naive_mode_of_a_config_clips(options: dict[str, Any], beside: dict[str, Any]) -> None:
+    with fake_world(2):
+        engine = make_engine({"fp16": {"mode": AMP_TYPE.NAIVE, **options}, **beside})
+        with pytest.raises(ConfigError, match=r"max_norm=2.0.* next to 0.5"):
+            engine.optimizer.set_max_norm(2.0)
+
+
 def test_a_schedule_counts_updates_and_a_model_may_be_a_function() -> None:
     global_context.load_config({"gradient_accumulation": 2, "cudnn_deterministic": True})
     before = torch.backends.cudnn.deterministic
@@ -296,6 +305,7 @@ WRONG: list[tuple[dict[str, Any], type[Exception], str]] = [
     ),
     ({"gradient_accumulation": 0.5}, ConfigError, "gradient_accumulation=0.5"),
     ({"clip_grad_norm": -1.0}, ConfigError, "clip_grad_norm=-1.0"),
+    ({"clip_grad_norm": 1.0, "fp16": {"mode": AMP_TYPE.NAIVE, "clip_grad": 2.0}}, ConfigError, r"Found \[1.0, 2.0\]"),
     ({"cudnn_benchmark": "yes"}, ConfigError, "cudnn_benchmark is True or False"),
     ({"torch_ddp": {"bucket": 1}, "parallel": {"data": 2}}, ConfigError, "Found bucket"),
     ({"zero": {"stage": 3}}, ConfigError, "Found stage"),

@@ -106,6 +106,19 @@ def test_a_path_is_run_by_its_actions_as_by_apply() -> None:
     run_threads(program, 4)
 
 
+def test_the_bytes_that_a_conversion_takes() -> None:
+    """Of an 8 x 8 tensor on 2 x 2 ranks: 16 elements on the way from and to S01, else 32."""
+    manager, mesh = ShapeConsistencyManager(), square()
+    source, target = MeshShardingSpec(mesh, (8, 8), {0: [0, 1]}), MeshShardingSpec(mesh, (8, 8), {1: [0, 1]})
+    _, actions, _ = manager.shape_consistency(source, target)
+    assert manager.mem_cost(actions) == {"forward": 4 * (32 + 32), "backward": 4 * (32 + 32), "total": 4 * (32 + 32)}
+    # a gather makes the full rows, and its gradient the shard; the tensor that is converted is not counted
+    assert manager.mem_cost(actions[:1]) == {"forward": 4 * 32, "backward": 4 * 16, "total": 4 * 32}
+    assert manager.mem_cost([]) == {"forward": 0, "backward": 0, "total": 0}
+    with fake_world(4), pytest.raises(PlanError, match="Found process groups"):
+        manager.mem_cost([CommSpec(P.SPLIT_FWD_GATHER_BWD, {}, None, 0, 0)])
+
+
 def test_what_is_one_step_away() -> None:
     manager, source = ShapeConsistencyManager(), MeshShardingSpec(square(), (8, 8, 3), {0: [0], 1: [1]})
 

@@ -550,3 +550,39 @@ def test_nothing_holds_a_model_that_is_forgotten(options: dict[str, Any]) -> Non
         del model, optimizer, partition
         gc.collect()
         assert [each() for each in held] == [None] * len(held)
+
+
+def live_tensors() -> list[torch.Tensor]:
+    # not by isinstance, which a proxy of another library may answer
+    return [each for each in gc.get_objects() if issubclass(type(each), torch.Tensor)]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_step_leaves_no_tensor_to_the_garbage_collector(stage: int, dtype: torch.dtype) -> None:
+    """A gradient shard in a reference cycle would stay until a collection, which may not come for many steps."""
+    with fake_world(2):
+        model, optimizer, _ = boost(model_of(Branches).to(dtype), HybridAdam, 2, stage=stage)
+
+        def step() -> None:
+            optimizer.backward(loss_of(model, BATCHES[0].to(dtype)))
+            optimizer.step()
+            optimizer.zero_grad()
+
+        step()  # makes the states; torch's modules that it imports leave frames in cycles, with what these hold
+        gc.collect()
+        gc.disable()
+        try:
+            step()
+            after_two = len(live_tensors())
+            step()
+            after_three = len(live_tensors())
+            gc.set_debug(gc.DEBUG_SAVEALL)
+            gc.collect()
+            collected = [tuple(each.shape) for each in gc.garbage if issubclass(type(each), torch.Tensor)]
+        finally:
+            gc.set_debug(0)
+            gc.garbage.clear()
+            gc.enable()
+        assert after_three == after_two
+        assert collected == []

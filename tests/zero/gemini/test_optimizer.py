@@ -29,6 +29,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+from colossal._src.zero.gemini import MemoryTier
 from colossal.cluster import current_mesh
 from colossal.errors import ConfigError, UnsupportedError
 from colossal.nn.optimizer import HybridAdam
@@ -322,9 +323,13 @@ def test_optimizers_that_look_at_more_than_one_element_are_refused() -> None:
 
 def test_options_of_the_optimizer() -> None:
     with fake_world(2):
+        offloaded = GeminiDDP(nn.Linear(4, 3), offload_optim_frac=1.0)
+        with pytest.raises(UnsupportedError, match=r"gpu_margin_mem_ratio=0.5.*offload_optim_frac of 0"):
+            GeminiAdamOptimizer(offloaded, gpu_margin_mem_ratio=0.5)
+        on_device = GeminiDDP(nn.Linear(4, 3))
+        assert GeminiAdamOptimizer(on_device, gpu_margin_mem_ratio=0.5).parameters
+        assert all(chunk.placement.optimizer is MemoryTier.DEVICE for chunk in on_device.chunks.chunks)
         model = GeminiDDP(nn.Linear(4, 3))
-        with pytest.raises(UnsupportedError, match=r"gpu_margin_mem_ratio=0.5.*offload_optim_frac"):
-            GeminiAdamOptimizer(model, gpu_margin_mem_ratio=0.5)
         with pytest.raises(ConfigError, match=r"max_norm=-1.0"):
             GeminiAdamOptimizer(model, max_norm=-1.0)
         with pytest.raises(ConfigError, match="growth_factor"):

@@ -5,7 +5,7 @@ A keyword is a field of the options that it concerns, such as `ScalerConfig` or 
 """
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Self, TypeVar, final
 
@@ -51,7 +51,7 @@ FIELDS: Mapping[str, Field] = {
     "min_chunk_size_mb": Field("min_chunk_size_m", is_alias=True),
 }
 
-_STATIC = "placement_policy='static' with an offload_optim_frac below 1"
+_STATIC = "placement_policy='static' with an offload_optim_frac of 0, which keeps all of it on the device, or below 1"
 REFUSED: Mapping[str, Refused] = {
     "use_fp8": Refused(
         (False,),
@@ -65,7 +65,7 @@ REFUSED: Mapping[str, Refused] = {
     ),
     "gpu_margin_mem_ratio": Refused(
         (0.0,),
-        "The placement policy says where the optimizer is: under the auto policy in host memory",
+        "The placement policy says where the optimizer is: under the auto policy, or offloaded, in host memory",
         {"GeminiPlugin": _STATIC, "GeminiOptimizer": _STATIC},
     ),
     "param_init_fn": Refused(
@@ -97,10 +97,10 @@ REFUSED: Mapping[str, Refused] = {
 }
 
 
-def refuse_unsupported(owner: str, given: Mapping[str, Any]) -> None:
-    """Reject documented keywords with values that are not implemented."""
+def refuse_unsupported(owner: str, given: Mapping[str, Any], honored: Container[str] = ()) -> None:
+    """Reject documented keywords with values that are not implemented, unless the others fulfill them anyway."""
     for name, refused in REFUSED.items():
-        if name in given and given[name] not in refused.accepted:
+        if name in given and name not in honored and given[name] not in refused.accepted:
             value: Any = given[name]
             found = getattr(value, "__qualname__", repr(value))  # a function by its name
             raise UnsupportedError(
@@ -113,17 +113,18 @@ def refuse_unsupported(owner: str, given: Mapping[str, Any]) -> None:
 class Keywords:
     """The keywords that a plugin or a wrapper was given, to be read by concern."""
 
-    def __init__(self, owner: str, given: Mapping[str, Any]) -> None:
-        refuse_unsupported(owner, given)
+    def __init__(self, owner: str, given: Mapping[str, Any], honored: Container[str] = ()) -> None:
+        refuse_unsupported(owner, given, honored)
         self._values = {name: value for name, value in given.items() if name not in FIELDS}
         for name, field in FIELDS.items():
             if name in given and not (field.is_alias and given[name] is None):
                 self._values[field.name] = field.value_of(given[name])
 
     @classmethod
-    def of(cls, owner: Any) -> Self:
+    def of(cls, owner: Any, honored: Container[str] = ()) -> Self:
         """Take the fields of a dataclass as keywords."""
-        return cls(type(owner).__name__, {each.name: getattr(owner, each.name) for each in fields(owner) if each.init})
+        given = {each.name: getattr(owner, each.name) for each in fields(owner) if each.init}
+        return cls(type(owner).__name__, given, honored)
 
     def read(self, concern: type[_Options], **known: Any) -> _Options:
         """Make the options of one concern."""

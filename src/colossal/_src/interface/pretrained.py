@@ -15,7 +15,8 @@ def get_pretrained_path(model: nn.Module) -> str | None:
         model: The model, or its wrapper.
 
     Returns:
-        The path that was noted; None if there is none.
+        The path that was noted; None if there is none. `from_pretrained` in `LazyInitContext` notes the file of the
+        weights, or the index of several: what `Booster.load_model` takes.
 
     Example:
         >>> from torch import nn

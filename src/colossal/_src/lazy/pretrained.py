@@ -6,6 +6,7 @@ what was missing. While a context is open, a detour stands in the place of that 
 instead of files. All that transformers does with them is written down, as anything is in the context.
 """
 
+import json
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -78,7 +79,7 @@ class FromPretrainedPatch:
             _check_result(info, load_config)
             shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
             log_experts(shapes, shapes.keys() - info.missing_keys, path)
-            vars(model).setdefault(_PATH, path)
+            vars(model).setdefault(_PATH, _file_to_load(checkpoint_files or (), path))
         return result
 
 
@@ -90,6 +91,23 @@ def pretrained_path(model: nn.Module) -> str | None:
 def remember_path(model: nn.Module, path: str) -> None:
     """Remember the path of the weights of a model."""
     vars(model)[_PATH] = path
+
+
+def _file_to_load(files: Sequence[str], name: str) -> str:
+    """Find the file that `Booster.load_model` takes: the weights, or the index of several files of them.
+
+    What `from_pretrained` was called with may be the name of a repository, or lack the subfolder and the variant.
+    """
+    if len(files) == 1:
+        return str(files[0])
+    # `model.variant-00001-of-00002.safetensors` has the index `model.safetensors.index.variant.json`
+    parts = {Path(file) for file in files}
+    for index in sorted({index for part in parts for index in part.parent.glob("*.index*.json")}):
+        if {
+            index.parent / part for part in json.loads(index.read_text("utf-8")).get("weight_map", {}).values()
+        } == parts:
+            return str(index)
+    return name
 
 
 def _check_request(files: Sequence[str], load_config: Any) -> None:

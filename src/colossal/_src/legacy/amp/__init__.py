@@ -8,6 +8,7 @@ from colossal._src.legacy.amp.conversion import (
     convert_to_naive_amp,
     convert_to_torch_amp,
     mixed_precision_from,
+    split_clipping,
 )
 from colossal._src.legacy.amp.mixed_precision_optimizer import (
     BF16MixedPrecisionMixin,
@@ -28,4 +29,5 @@ __all__ = [
     "convert_to_naive_amp",
     "convert_to_torch_amp",
     "mixed_precision_from",
+    "split_clipping",
 ]

@@ -27,6 +27,7 @@ _NAIVE_OPTIONS = (
     "log_num_zeros_in_grad", "initial_scale", "min_scale", "growth_factor", "backoff_factor", "growth_interval",
     "hysteresis", "max_scale", "verbose", "dynamic_grad_scale",
 )  # fmt: skip
+_NAIVE_CLIPPING = ("clip_grad_norm", "clip_grad")  # which the optimizer of this mode took, under both names
 _NAIVE_DEFAULTS = {"initial_scale": 2.0**32, "max_scale": None}
 
 
@@ -155,6 +156,31 @@ def mixed_precision_from(mode: AMP_TYPE, amp_config: Mapping[str, Any] | None = 
     return make(**given)
 
 
+def split_clipping(mode: AMP_TYPE | None, amp_config: Mapping[str, Any] | None = None) -> tuple[dict[str, Any], float]:
+    """Split the options of a mode into those of the precision, and the norm to which the naive mode clips gradients.
+
+    Args:
+        mode: The mode.
+        amp_config: Its options.
+
+    Returns:
+        The other options, and the norm; 0 does not clip.
+
+    Raises:
+        ConfigError: Both names of the norm are given, with two values, or it is below 0.
+    """
+    options = dict(amp_config or {})
+    if mode is not AMP_TYPE.NAIVE:
+        return options, 0.0
+    found = {options.pop(name) for name in _NAIVE_CLIPPING if name in options}
+    if len(found) > 1 or any(norm < 0 for norm in found):
+        raise ConfigError(
+            f"fp16=dict(mode=AMP_TYPE.NAIVE) clips gradients to one norm of at least 0. Found {sorted(found)} as "
+            "clip_grad_norm and clip_grad. Write one of them."
+        )
+    return options, float(next(iter(found), 0.0))
+
+
 def convert_to_amp(
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
@@ -187,13 +213,17 @@ def convert_to_amp(
         >>> model(torch.ones(3, 2)).dtype
         torch.float16
     """
-    precision = mixed_precision_from(mode, amp_config)
+    options, max_norm = split_clipping(mode, amp_config)
+    precision = mixed_precision_from(mode, options)
     superseded("colossal.amp.convert_to_amp", f"Booster(mixed_precision={precision.name!r}).boost(model, optimizer)")
     names = {parameter: name for name, parameter in model.named_parameters()}
     wrapper = OptimizerWrapper(optimizer, param_names=names)
     converted, scaled, criterion = precision.configure(model, wrapper, criterion)
     assert scaled is not None
-    return converted, AMPOptimizer(scaled), criterion
+    own = AMPOptimizer(scaled)
+    if max_norm > 0:
+        own.set_max_norm(max_norm)
+    return converted, own, criterion
 
 
 def convert_to_torch_amp(
@@ -239,7 +269,8 @@ def convert_to_naive_amp(
         optimizer: The optimizer of its parameters.
         amp_config: Any of ``log_num_zeros_in_grad=False``, ``initial_scale=2**32``, ``min_scale=1``,
             ``growth_factor=2``, ``backoff_factor=0.5``, ``growth_interval=1000``, ``hysteresis=2``,
-            ``max_scale=None``, ``verbose=False`` and ``dynamic_grad_scale=True``; without the last the scale stays.
+            ``max_scale=None``, ``verbose=False``, ``clip_grad_norm=0`` (also ``clip_grad``), to which each step clips
+            the norm of the gradients, and ``dynamic_grad_scale=True``; without the last the scale stays.
 
     Returns:
         The converted model and optimizer.

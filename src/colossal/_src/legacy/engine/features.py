@@ -15,7 +15,7 @@ from colossal._src.booster.mixed_precision import MixedPrecision
 from colossal._src.booster.plugin import HybridParallelPlugin, Plugin, TorchDDPPlugin
 from colossal._src.cluster import current_mesh
 from colossal._src.interface import Criterion, OptimizerWrapper, check_known
-from colossal._src.legacy.amp import AMP_TYPE, mixed_precision_from
+from colossal._src.legacy.amp import AMP_TYPE, mixed_precision_from, split_clipping
 from colossal._src.legacy.pipeline import stage_modules_of
 from colossal._src.legacy.utils import sync_model_param
 from colossal._src.legacy.zero import convert_to_zero_v2
@@ -62,6 +62,17 @@ class Features:
         model = self._config.get("model")
         inner = cast("Mapping[str, Any]", model).get("num_chunks") if isinstance(model, Mapping) else None
         return self._config.get("NUM_CHUNKS") or inner or 1
+
+    @property
+    def max_norm(self) -> float:
+        """The norm that gradients are clipped to; 0 does not clip."""
+        norms = {norm for norm in (self._config.get("clip_grad_norm") or 0.0, self._fp16_and_norm()[1]) if norm}
+        if len(norms) > 1:
+            raise ConfigError(
+                f"Gradients are clipped to one norm. Found {sorted(norms)}: of clip_grad_norm, and of fp16. Write it "
+                "once."
+            )
+        return next(iter(norms), 0.0)
 
     @cached_property
     def booster(self) -> Booster:
@@ -157,8 +168,11 @@ class Features:
 
     def _fp16(self) -> dict[str, Any]:
         """The options of mixed precision; none without it, which ``fp16=dict(mode=None)`` says too."""
+        return self._fp16_and_norm()[0]
+
+    def _fp16_and_norm(self) -> tuple[dict[str, Any], float]:
         fp16 = dict(self._config.get("fp16") or {})
-        return fp16 if fp16.get("mode", ...) is not None else {}
+        return split_clipping(fp16.get("mode"), fp16) if fp16.get("mode", ...) is not None else ({}, 0.0)
 
     def _check(self) -> None:
         """Reject features that exclude each other, on all ranks."""

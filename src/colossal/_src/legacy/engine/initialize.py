@@ -153,7 +153,7 @@ def _make_engine(
         wrapped,
         criterion,
         gradient_handlers=build_handlers(entries, boosted, wrapped),
-        clip_grad_norm=config.get("clip_grad_norm") or 0.0,
+        clip_grad_norm=features.max_norm,
         ophook_list=ophooks,
         verbose=verbose,
         schedule=_schedule_of(config, features),

@@ -1,5 +1,6 @@
 """How a tensor of known shape is sharded over a `DeviceMesh`, and one collective that changes it."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from enum import Enum
@@ -275,6 +276,17 @@ class CommSpec:
             replace(replicated, partial=(0,)) if gathered is None and sharded is None else _along(replicated, gathered)
         )
         return relayout(tensor, source, _along(replicated, sharded), grid.as_mesh())
+
+
+def bytes_around(action: CommSpec) -> tuple[int, int]:
+    """The bytes of the local tensor before and after a collective, of elements of 4 bytes."""
+    spec = action.sharding_spec
+    if not isinstance(spec, MeshShardingSpec):
+        raise PlanError("Bytes are those of a shape. Found process groups. Pass a sharding_spec on a DeviceMesh.")
+    before = _FLOAT32 * spec.get_sharded_shape_per_device().numel()
+    factor = math.prod(spec.device_mesh.shape[axis] for axis in _listed(action.logical_process_axis))
+    gathers, shards = _DIMS.get(action.comm_pattern, (False, False))
+    return before, before * (factor if gathers else 1) // (factor if shards else 1)
 
 
 def _along(layout: Layout, dim: int | None) -> Layout:

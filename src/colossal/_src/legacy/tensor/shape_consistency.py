@@ -1,12 +1,17 @@
 """Conversions between two shardings of a tensor, by the older names."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, final
 
 import torch
 
 from colossal._src.legacy.notice import superseded
-from colossal._src.legacy.tensor.mesh_sharding import CollectiveCommPattern, CommSpec, MeshShardingSpec
+from colossal._src.legacy.tensor.mesh_sharding import (
+    CollectiveCommPattern,
+    CommSpec,
+    MeshShardingSpec,
+    bytes_around,
+)
 from colossal._src.tensor import Layout, RelayoutStep, greedy_path, one_step_layouts, relayout
 from colossal.errors import PlanError
 
@@ -128,6 +133,25 @@ class ShapeConsistencyManager:
         """
         return self._successors(source_spec, orig_cost_dict, *ONE_STEP)
 
+    def mem_cost(self, comm_action_sequence: Sequence[CommSpec]) -> dict[str, int]:
+        """Predict how many bytes a conversion takes at most, in addition to the tensor, for elements of 4 bytes.
+
+        Args:
+            comm_action_sequence: The collectives, as `shape_consistency` returns them.
+
+        Returns:
+            The bytes ``forward`` and ``backward``, and as ``total`` the larger number, as the passes do not overlap. Of
+            what a pass makes on its way, only the last and the next tensor exist at once.
+
+        Raises:
+            PlanError: A collective was made with process groups, which do not know the shape.
+        """
+        sizes = [bytes_around(action) for action in comm_action_sequence]
+        made = [after for _, after in sizes]
+        taken = [before for before, _ in reversed(sizes)]
+        forward, backward = most_at_once(made), most_at_once(taken)
+        return {"forward": forward, "backward": backward, "total": max(forward, backward)}
+
     def shape_consistency(
         self, source_spec: MeshShardingSpec, target_spec: MeshShardingSpec
     ) -> tuple[list[MeshShardingSpec], list[CommSpec], Cost]:
@@ -210,6 +234,11 @@ def find_path(source: MeshShardingSpec, target: MeshShardingSpec) -> tuple[list[
     path = greedy_path(source.layout, target.layout, 1)
     specs = [source.with_dims(layout) for layout in path.layouts]
     return specs, [_action(spec, step) for spec, step in zip(specs, path.steps, strict=False)]
+
+
+def most_at_once(made: Sequence[int]) -> int:
+    """The most bytes that exist at once, where each tensor is made from the one before, which then goes."""
+    return max((last + following for last, following in zip((0, *made), made, strict=False)), default=0)
 
 
 def total_cost(actions: Iterable[CommSpec]) -> Cost:

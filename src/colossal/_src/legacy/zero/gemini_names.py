@@ -354,7 +354,7 @@ def ZeroOptimizer(  # noqa: N802 (the documented name)
     Args:
         optim: An optimizer of the model's parameters, which treats elements one by one; changed in place.
         module: What `ZeroDDP` or `GeminiDDP` returned.
-        gpu_margin_mem_ratio: Accepted for 0 only.
+        gpu_margin_mem_ratio: As of `colossal.zero.gemini.GeminiOptimizer`.
         initial_scale: First loss scale, where the model computes in float16.
         min_scale: The scale does not fall below it.
         growth_factor: Factor of the scale after `growth_interval` steps without an overflow.

@@ -176,7 +176,7 @@ def ShardedOptimizerV2(  # noqa: N802 (the documented name)
     Args:
         sharded_model: What `ShardedModelV2` returned.
         optimizer: An optimizer of its parameters, which treats elements one by one; changed in place.
-        gpu_margin_mem_ratio: Accepted for 0 only.
+        gpu_margin_mem_ratio: As of `colossal.zero.gemini.GeminiOptimizer`.
         initial_scale: First loss scale, where the model computes in float16.
         min_scale: The scale does not fall below it.
         growth_factor: Factor of the scale after `growth_interval` steps without an overflow.

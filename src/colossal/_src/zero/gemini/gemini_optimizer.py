@@ -45,7 +45,8 @@ class GeminiOptimizer(OptimizerWrapper):
     Args:
         optim: Any optimizer that treats elements one by one, of the model's parameters; changed in place.
         module: The wrapped model.
-        gpu_margin_mem_ratio: Accepted for 0 only: the optimizer's part stays where the placement policy puts it.
+        gpu_margin_mem_ratio: Fulfilled where the placement policy keeps all of the optimizer on the device; else
+            accepted for 0 only.
         initial_scale: First loss scale; greater than 0. The loss is scaled if the model computes in float16.
         min_scale: The scale does not fall below it.
         growth_factor: Factor of the scale after `growth_interval` steps without an overflow; greater than 1.
@@ -61,7 +62,8 @@ class GeminiOptimizer(OptimizerWrapper):
 
     Raises:
         ConfigError: A value is outside its range, or a parameter is not the model's.
-        UnsupportedError: The optimizer looks at more than one element at once, or `gpu_margin_mem_ratio` is not 0.
+        UnsupportedError: The optimizer looks at more than one element at once, or `gpu_margin_mem_ratio` is not 0
+            and the optimizer is not on the device.
 
     Communication: none when it is made; that of a step is the model's.
 
@@ -95,7 +97,9 @@ class GeminiOptimizer(OptimizerWrapper):
         verbose: bool = False,
     ) -> None:
         del tp_group, params_info
-        keywords, scaler = Keywords("GeminiOptimizer", locals()), None
+        given, chunks, scaler = dict(locals()), module.chunks.chunks, None
+        is_on_device = all(chunk.placement.optimizer is MemoryTier.DEVICE for chunk in chunks)
+        keywords = Keywords("GeminiOptimizer", given, ("gpu_margin_mem_ratio",) if is_on_device else ())
         rule, clipping = keywords.read(ScalerConfig), keywords.read(Clipping)
         if module.dtype == torch.float16:
             device_type = module.chunks.memory.device.type

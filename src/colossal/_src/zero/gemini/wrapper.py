@@ -1,6 +1,7 @@
 """ZeRO without a Booster: two functions that wrap a model and its optimizer."""
 
 from dataclasses import fields
+from inspect import signature
 from typing import Any
 
 import torch
@@ -18,7 +19,16 @@ from colossal.errors import ConfigError
 
 _GEMINI = 3
 _STAGE = "_colossal_zero_stage"
-_KNOWN = ("reduce_bucket_size", "verbose", *(field.name for field in fields(ZeroConfig) if field.name != "stage"))
+_ARGUMENTS = (
+    "initial_scale", "growth_factor", "backoff_factor", "growth_interval", "hysteresis", "min_scale", "max_scale",
+    "max_norm", "norm_type",
+)  # fmt: skip
+_KNOWN = (
+    "reduce_bucket_size",
+    "verbose",
+    *_ARGUMENTS,
+    *(field.name for field in fields(ZeroConfig) if field.name != "stage"),
+)
 
 
 def zero_model_wrapper(
@@ -98,14 +108,15 @@ def zero_optim_wrapper(
         norm_type: The p of that norm.
         optim_config: For stages 1 and 2: ``reduce_bucket_size`` (in elements), ``communication_dtype``,
             ``overlap_communication``, ``overlap_allgather``, ``cpu_offload`` and ``master_weights``. For each stage:
-            ``verbose``.
+            ``verbose``, and any of the arguments from `initial_scale` to `norm_type`, once.
         verbose: Log each change of the loss scale on rank 0; here or in `optim_config`.
 
     Returns:
         The optimizer, wrapped: call its ``backward(loss)``, ``step()`` and ``zero_grad()``.
 
     Raises:
-        ConfigError: The model did not come from `zero_model_wrapper`, or an option is unknown or outside its range.
+        ConfigError: The model did not come from `zero_model_wrapper`, or an option is unknown, outside its range, or
+            given twice with two values.
         UnsupportedError: The optimizer or the model does not support shards.
 
     Communication: none; that of a step is the plugin's.
@@ -125,8 +136,22 @@ def zero_optim_wrapper(
     config = dict(optim_config or {})
     check_known("optim_config", config, _KNOWN)
     given["verbose"] = config.pop("verbose", False) or verbose
+    given |= _arguments_in(config, given)
     wrap = _over_chunks if isinstance(model, ModelWrapper) else _over_buckets  # a GeminiDDP, or the user's own model
     return wrap(model, optimizer, given, config)
+
+
+def _arguments_in(config: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
+    """Take the arguments of `zero_optim_wrapper` out of its `optim_config`."""
+    found = {name: config.pop(name) for name in _ARGUMENTS if name in config}
+    defaults = signature(zero_optim_wrapper).parameters
+    for name, value in found.items():
+        if given[name] not in (value, defaults[name].default):
+            raise ConfigError(
+                f"An option of zero_optim_wrapper has one value. Found {name}={given[name]}, and {value} in "
+                "optim_config. Leave one of them out."
+            )
+    return found
 
 
 def _over_buckets(

@@ -78,7 +78,8 @@ class GeminiPlugin(DataParallelPlugin):
         hidden_dim: The step of that search, in elements; 1024 by default.
         min_chunk_size_m: The smallest chunk, in units of 2**20 elements; none is smaller than the largest parameter.
         memstats: An object that holds the order in which parameters are used, as ``param_order``.
-        gpu_margin_mem_ratio: Accepted for 0 only: under the auto policy the optimizer is in host memory.
+        gpu_margin_mem_ratio: Fulfilled by the static policy with an `offload_optim_frac` of 0, where all of the
+            optimizer is on the device; else accepted for 0 only.
         initial_scale: First loss scale in fp16; greater than 0.
         min_scale: The scale does not fall below it.
         growth_factor: Factor of the scale after `growth_interval` steps without an overflow; greater than 1.
@@ -204,7 +205,9 @@ class GeminiPlugin(DataParallelPlugin):
 
         if self.tp_size < 1:
             raise ConfigError(f"At least one rank has a tensor. Found tp_size={self.tp_size}. Pass 1 or more.")
-        keywords = Keywords.of(self)
+        # an optimizer that is on the device takes the memory that remains there already
+        is_on_device = self.placement_policy == "static" and self.offload_optim_frac == 0
+        keywords = Keywords.of(self, ("gpu_margin_mem_ratio",) if is_on_device else ())
         for concern in (ScalerConfig, GeminiConfig):  # passed on by `configure`: here only checked
             keywords.read(concern)
         zero, clipping = keywords.read(ZeroConfig, stage=2), keywords.read(Clipping)
