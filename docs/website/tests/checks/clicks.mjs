@@ -12,6 +12,7 @@ const GOALS = {
   'resume a training': 'docs/basics/booster_checkpoint/',
   SLURM: 'docs/tutorials/several_nodes/',
   'choose a plugin': 'docs/basics/booster_plugins/',
+  'serve a model': 'docs/advanced_tutorials/opt_service/',
 };
 
 export const clicks = {

@@ -25,7 +25,12 @@ PAGE = "concepts/colossal_overview"
 INSTALL_PAGE, INSTALL = "get_started/installation", 'pip install -c constraints.txt -e ".[docs]"'
 """The page that shows how to install the library, and its line for what the example needs."""
 
-GOALS = {"train": "tutorials/finetune", "fit": "tutorials/fit_a_larger_model", "nodes": "tutorials/several_nodes"}
+GOALS = {
+    "train": "tutorials/finetune",
+    "fit": "tutorials/fit_a_larger_model",
+    "nodes": "tutorials/several_nodes",
+    "serve": "advanced_tutorials/opt_service",
+}
 """What readers come for, and the page that each goal leads to."""
 
 PROGRAM = "train.py"

@@ -43,7 +43,8 @@ class InferenceEngine:
 
     Args:
         model_or_path: A causal language model of transformers, boosted, or in evaluation mode; or a folder that has
-            one. Several ranks shard it in place; of a folder with safetensors files each reads its shard only.
+            one. Several ranks shard it in place; of a folder with safetensors files each reads its shard only. On a
+            CPU the weights of a folder in bfloat16 are packed, as the processor multiplies them fastest.
         tokenizer: A tokenizer of transformers. None takes that of the folder, and for a model none: prompts are then
             tokens, and outputs have no text.
         inference_config: How much it holds and computes at once.
@@ -84,6 +85,7 @@ class InferenceEngine:
     ) -> None:
         # the cache is a class of transformers, which `import colossal.inference` must not load
         from colossal._src.inference.cache import check_model
+        from colossal._src.inference.packed_weights import pack_weights
         from colossal._src.inference.runner import ModelRunner
         from colossal._src.inference.sharding import shard
 
@@ -102,6 +104,9 @@ class InferenceEngine:
         self.tokenizer = tokenizer
         self._preparer = RequestPreparer(model, tokenizer, config)
         self._peers = None if mesh is None else Peers(mesh, config)
+        of_rank = None if mesh is None else shard(model, mesh)
+        if not isinstance(model_or_path, nn.Module):
+            pack_weights(model)
         self._runner = ModelRunner(
             model,
             num_rows=config.max_batch_size,
@@ -110,7 +115,7 @@ class InferenceEngine:
             page_size=config.block_size,
             batch_invariant=config.batch_invariant,
             forward=self._weights.forward,
-            shard=None if mesh is None else shard(model, mesh),
+            shard=of_rank,
         )
         self._core = EngineCore(config, self._weights.seed)
 
