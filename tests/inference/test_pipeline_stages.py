@@ -118,6 +118,20 @@ def test_stages_between_the_first_and_the_last() -> None:
     assert ranks == [(expected, [0]), (expected, [1, 2]), (expected, [3])]
 
 
+def generate_in_a_group(model: Any, prompts: list[list[int]]) -> Any:
+    engine = build(model, 1, 2)
+    assert engine._peers is not None
+    group = engine._peers.mesh.rank("dp")
+    return group, tokens_of(engine.generate(prompts[group], greedy(4)))
+
+
+@pytest.mark.slow
+def test_each_group_of_ranks_has_an_engine_of_its_own() -> None:
+    model, prompts = build_decoder("llama"), make_prompts()
+    expected = [(group, generate(model, prompts[group : group + 1], 4)) for group in range(2)]
+    assert sorted(run_processes(generate_in_a_group, 4, model, prompts)) == [expected[0]] * 2 + [expected[1]] * 2
+
+
 # ------------------------------------------------------------------------------------------ directories
 
 
