@@ -13,14 +13,13 @@ from torch import distributed as dist
 from colossal._src.testing.limits import scaled
 from colossal.errors import CommunicationError, ConfigError
 from colossal.inference import InferenceConfig, InferenceEngine, RequestOutput, SamplingParams
-from colossal.testing import WorldError, run_processes
+from colossal.testing import WorldError, run_processes, run_threads
 
 SIZES: dict[str, Any] = {"max_input_len": 32, "max_output_len": 32}
 TIGHT: dict[str, Any] = {"max_batch_size": 4, "block_size": 4, "num_blocks": 20, "max_tokens_per_step": 12}
 TIGHT |= {"output_reserve": 0.0}
 """Prompts in chunks, next to outputs, on so few pages that sequences are preempted; prefixes are used again."""
 
-QUICK = ("llama", "gpt2")
 WITHOUT_A_PLAN = ("gpt_neo", "mpt", "gpt_bigcode")
 HEAD = "lm_head.weight"
 
@@ -62,7 +61,7 @@ def check_equal(name: str, tp: int, pp: int, options: dict[str, Any]) -> list[An
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param(name, marks=() if name in QUICK else pytest.mark.slow)
+        pytest.param(name, marks=() if name == "llama" else pytest.mark.slow)
         for name in DECODERS | MORE_DECODERS
         if name not in WITHOUT_A_PLAN
     ],
@@ -106,6 +105,7 @@ def generate_in_stages(model: Any, prompts: list[list[int]], pp: int) -> Any:
     return tokens_of(engine.generate(prompts, greedy(8))), layers_with_pages(engine)
 
 
+@pytest.mark.slow
 def test_stages_between_the_first_and_the_last() -> None:
     model, prompts = build_decoder("llama"), make_prompts()
     extra = [copy.deepcopy(model.model.layers[0]) for _ in range(2)]
@@ -116,6 +116,20 @@ def test_stages_between_the_first_and_the_last() -> None:
     expected = generate(model, prompts, 8)
     ranks = run_processes(generate_in_stages, 3, model, prompts, 3)
     assert ranks == [(expected, [0]), (expected, [1, 2]), (expected, [3])]
+
+
+def generate_in_a_group(model: Any, prompts: list[list[int]]) -> Any:
+    engine = build(model, 1, 2)
+    assert engine._peers is not None
+    group = engine._peers.mesh.rank("dp")
+    return group, tokens_of(engine.generate(prompts[group], greedy(4)))
+
+
+@pytest.mark.slow
+def test_each_group_of_ranks_has_an_engine_of_its_own() -> None:
+    model, prompts = build_decoder("llama"), make_prompts()
+    expected = [(group, generate(model, prompts[group : group + 1], 4)) for group in range(2)]
+    assert sorted(run_processes(generate_in_a_group, 4, model, prompts)) == [expected[0]] * 2 + [expected[1]] * 2
 
 
 # ------------------------------------------------------------------------------------------ directories
@@ -140,6 +154,7 @@ def test_each_rank_reads_its_stage_of_a_directory(tmp_path, tp: int) -> None:
     assert first == {name for name in names if "layers.0." in name or "embed_tokens" in name}
 
 
+@pytest.mark.slow
 def test_a_tied_head_is_on_the_last_stage_as_well(tmp_path) -> None:
     model, prompts = build_decoder("llama"), make_prompts()
     model.config.tie_word_embeddings = True
@@ -211,14 +226,14 @@ def test_a_rank_that_is_lost_ends_requests_with_an_error(lost: int) -> None:
 def test_a_family_without_a_plan_is_refused(name: str) -> None:
     model = build_decoder(name)
     with pytest.raises(WorldError, match=rf"UnsupportedError: .* {type(model).__name__} with tp_size=1 and pp_size=2"):
-        run_processes(build, 2, model, 1, 2)
+        run_threads(build, 2, model, 1, 2)
 
 
 def test_a_plan_without_stages_is_refused() -> None:
     model = build_decoder("phi3")
     model.config.base_model_pp_plan = None
     with pytest.raises(WorldError, match=r"UnsupportedError: .* Found Phi3ForCausalLM with pp_size=2, .* tp_size=2"):
-        run_processes(build, 2, model, 1, 2)
+        run_threads(build, 2, model, 1, 2)
 
 
 def test_more_stages_than_layers_or_ranks_are_refused() -> None:
@@ -226,4 +241,4 @@ def test_more_stages_than_layers_or_ranks_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"Found tp_size=1, pp_size=2 and 1 rank"):
         build(model, 1, 2)
     with pytest.raises(WorldError, match=r"Found 2 layers for 3 stages"):
-        run_processes(build, 3, model, 1, 3)
+        run_threads(build, 3, model, 1, 3)

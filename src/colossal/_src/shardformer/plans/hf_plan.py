@@ -42,12 +42,8 @@ def hf_plan(config: Any) -> ParallelPlan | None:
     is_sharded = any(style in _SHARDS_HEADS for name, style in styles.items() if ".mlp." not in name)
     counts = HeadCounts(key_value_heads=shared, is_sharded=is_sharded)
     attention = {name.rpartition(".")[0] for name in styles if name.endswith(_QUERY)}
-    return ParallelPlan(
-        styles,
-        counts=(counts,),
-        stages=_stages_of(config),
-        attention=attention.pop() if len(attention) == 1 else "",
-    )
+    module = attention.pop() if len(attention) == 1 else ""
+    return ParallelPlan(styles, counts=(counts,), stages=_stages_of(config), attention=module)
 
 
 def _stages_of(config: Any) -> Stages | None:
