@@ -125,7 +125,7 @@ def measure(name: str, mesh: ParallelMesh, options: argparse.Namespace) -> None:
     """Print the medians of one size."""
     block = native_block(*SIZES[name])
     ours, theirs = copy.deepcopy(block), shard_by_transformers(copy.deepcopy(block))
-    ours.experts = shard_experts(ours.experts, mesh)
+    ours.experts = shard_experts(ours.experts, mesh, options.exchange)
     draw = torch.Generator().manual_seed(mesh.rank("ep"))
     x = torch.randn(1, options.tokens, WIDTH, generator=draw).requires_grad_()
     check(ours, theirs, x)
@@ -148,6 +148,7 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=40, help="turns that each way has")
     parser.add_argument("--steps", type=int, default=3, help="steps of one turn")
     parser.add_argument("--tokens", type=int, default=512, help="tokens of one rank")
+    parser.add_argument("--exchange", default="all_to_all", choices=("all_to_all", "all_gather"), help="ours")
     parser.add_argument("--backend", default=None, help="of our collectives; the fastest one by default")
     options = parser.parse_args()
     torch.set_num_threads(1)

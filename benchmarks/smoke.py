@@ -32,6 +32,7 @@ SMOKE = {
     "cpu_collectives": Smoke("--turns 2 --sizes '64 KB'", ranks=2),
     "cpu_data_parallel": Smoke("--turns 2 --steps 1", ranks=2),
     "docs_check": Smoke("--runs 1"),
+    "expert_block": Smoke("--turns 2 --steps 1 --tokens 32"),
     "expert_parallel": Smoke("--turns 2 --steps 1 --tokens 32", ranks=2),
     "finetune": Smoke("--pairs 2 --steps 1 --batch 2", ranks=2),
     "fsdp_overhead": Smoke("--pairs 2 --steps 1", ranks=2),

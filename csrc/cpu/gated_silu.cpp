@@ -1,16 +1,16 @@
 // The SiLU of the first half of each row, times its second half, and the gradients of both.
 //
 // Each number is read once and written once; operations one after the other would go through memory for each of them.
-// It is computed in float32, of float64 in float64. Vectors are those that the compiler makes of the loops: it is
-// compiled for any processor, for AVX2 and for AVX-512, and the processor chooses.
+// It is computed in float32, of float64 in float64. Vectors are those of the compiler, which makes them of what the
+// processor has: it is compiled for any processor, for AVX2 and for AVX-512, and the processor chooses.
 
-// A comparison may then be computed for all lanes of a vector, without which there is none below AVX-512.
-#pragma GCC optimize("no-trapping-math")
+#pragma GCC diagnostic ignored "-Wpsabi"  // no vector is returned: what does is inlined
 
 #include <algorithm>
-#include <cmath>
 #include <cstdint>
+#include <cstring>
 #include <thread>
+#include <type_traits>
 #include <vector>
 
 #include "../numbers.h"
@@ -18,6 +18,7 @@
 #include "vectors.h"
 
 using namespace colossal;
+
 
 namespace {
 
@@ -31,75 +32,110 @@ struct Rows {
   int64_t num_rows, width;
 };
 
-COLOSSAL_INLINE float widen(uint16_t half) { return widen_bfloat16(half); }
-COLOSSAL_INLINE float widen(float value) { return value; }
-COLOSSAL_INLINE double widen(double value) { return value; }
+// Vectors of so many bytes, as the processor has them: of longer ones, compilers compute comparisons one by one.
+template <typename Sum, int64_t kBytes>
+struct Vectors;
 
-COLOSSAL_INLINE void narrow(float value, float* to) { *to = value; }
-COLOSSAL_INLINE void narrow(double value, double* to) { *to = value; }
-COLOSSAL_INLINE void narrow(float value, uint16_t* to) { *to = narrow_bfloat16(value); }
+template <int64_t kBytes>
+struct Vectors<float, kBytes> {
+  typedef float Type __attribute__((vector_size(kBytes)));
+  typedef uint32_t Bits __attribute__((vector_size(kBytes)));
+  typedef uint16_t Halves __attribute__((vector_size(kBytes / 2)));
+  static COLOSSAL_INLINE Type exp(Type x) { return exp_of_float<Vectors>(x); }
+};
 
-template <typename Sum>
-COLOSSAL_INLINE Sum sigmoid(Sum x) {
-  return Sum(1) / (Sum(1) + exp_of(-x));
+template <int64_t kBytes>
+struct Vectors<double, kBytes> {
+  typedef double Type __attribute__((vector_size(kBytes)));
+  typedef uint64_t Bits __attribute__((vector_size(kBytes)));
+  static COLOSSAL_INLINE Type exp(Type x) { return exp_of_double<Vectors>(x); }
+};
+
+template <typename Of, typename Value>
+COLOSSAL_INLINE typename Of::Type load(const Value* from) {
+  typename Of::Type found;
+  if constexpr (std::is_same_v<Value, uint16_t>) {  // bfloat16: the upper half of float32
+    typename Of::Halves halves;
+    std::memcpy(&halves, from, sizeof halves);
+    const typename Of::Bits bits = __builtin_convertvector(halves, typename Of::Bits) << 16;
+    std::memcpy(&found, &bits, sizeof found);
+  } else {
+    std::memcpy(&found, from, sizeof found);
+  }
+  return found;
 }
 
-template <typename Sum, typename Value>
-COLOSSAL_INLINE void compute_values(const Value* __restrict gate, const Value* __restrict up, Value* __restrict out,
-                                    int64_t width) {
-  for (int64_t at = 0; at < width; ++at) {
-    const Sum x = widen(gate[at]);
-    narrow(x * sigmoid<Sum>(x) * widen(up[at]), out + at);
+template <typename Of, typename Value>
+COLOSSAL_INLINE void store(typename Of::Type values, Value* to) {
+  if constexpr (std::is_same_v<Value, uint16_t>) {  // as `narrow_bfloat16`
+    typename Of::Bits bits;
+    std::memcpy(&bits, &values, sizeof bits);
+    const typename Of::Bits rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16, nan = bits * 0u + 0x7fc0u;
+    bits = (bits & 0x7fffffffu) > 0x7f800000u ? nan : rounded;
+    const typename Of::Halves halves = __builtin_convertvector(bits, typename Of::Halves);
+    std::memcpy(to, &halves, sizeof halves);
+  } else {
+    std::memcpy(to, &values, sizeof values);
   }
 }
 
-template <typename Sum, typename Value>
-COLOSSAL_INLINE void compute_grads(const Value* __restrict gate, const Value* __restrict up,
-                                   const Value* __restrict grad, Value* __restrict of_gate, Value* __restrict of_up,
-                                   int64_t width) {
-  for (int64_t at = 0; at < width; ++at) {
-    const Sum x = widen(gate[at]), slope = widen(grad[at]), part = sigmoid<Sum>(x), silu = x * part;
-    narrow(slope * widen(up[at]) * (part + silu * (Sum(1) - part)), of_gate + at);
-    narrow(slope * silu, of_up + at);
+// One vector of a row.
+template <typename Of, typename Value>
+COLOSSAL_INLINE void compute(const Value* gate, const Value* up, const Value* grad, Value* out, Value* of_up) {
+  const typename Of::Type x = load<Of>(gate), part = 1 / (1 + Of::exp(-x)), silu = x * part;
+  if (grad == nullptr) {
+    store<Of>(silu * load<Of>(up), out);
+  } else {
+    const typename Of::Type slope = load<Of>(grad);
+    store<Of>(slope * load<Of>(up) * (part + silu * (1 - part)), out);
+    store<Of>(slope * silu, of_up);
   }
 }
 
-template <typename Sum, typename Value>
+template <typename Sum, typename Value, int64_t kBytes>
 COLOSSAL_INLINE void compute_rows(const Rows& given, int64_t begin, int64_t end) {
-  const int64_t width = given.width;
+  using Of = Vectors<Sum, kBytes>;
+  constexpr int64_t lanes = kBytes / sizeof(Sum);
+  const int64_t width = given.width, full = width / lanes * lanes, rest = (width - full) * sizeof(Value);
   for (int64_t row = begin; row < end; ++row) {
-    const Value* gate = static_cast<const Value*>(given.gate_up) + 2 * row * width;
-    Value* out = static_cast<Value*>(given.out);
-    if (given.grad == nullptr) {
-      compute_values<Sum>(gate, gate + width, out + row * width, width);
-    } else {
-      const Value* grad = static_cast<const Value*>(given.grad) + row * width;
-      out += 2 * row * width;
-      compute_grads<Sum>(gate, gate + width, grad, out, out + width, width);
+    const Value *gate = static_cast<const Value*>(given.gate_up) + 2 * row * width, *up = gate + width;
+    const Value* grad = given.grad ? static_cast<const Value*>(given.grad) + row * width : nullptr;
+    Value *out = static_cast<Value*>(given.out) + (grad ? 2 : 1) * row * width, *of_up = out + width;
+    for (int64_t at = 0; at < full; at += lanes)
+      compute<Of>(gate + at, up + at, grad ? grad + at : nullptr, out + at, of_up + at);
+    if (rest) {  // what fills no vector
+      Value from[3][lanes] = {}, to[2][lanes] = {};
+      std::memcpy(from[0], gate + full, rest);
+      std::memcpy(from[1], up + full, rest);
+      if (grad) std::memcpy(from[2], grad + full, rest);
+      compute<Of>(from[0], from[1], grad ? from[2] : nullptr, to[0], to[1]);
+      std::memcpy(out + full, to[0], rest);
+      if (grad) std::memcpy(of_up + full, to[1], rest);
     }
   }
 }
 
+template <int64_t kBytes>
 COLOSSAL_INLINE void compute_typed(const Rows& given, int64_t type, int64_t begin, int64_t end) {
-  if (type == kFloat32) compute_rows<float, float>(given, begin, end);
-  if (type == kBFloat16) compute_rows<float, uint16_t>(given, begin, end);
-  if (type == kFloat64) compute_rows<double, double>(given, begin, end);
+  if (type == kFloat32) compute_rows<float, float, kBytes>(given, begin, end);
+  if (type == kBFloat16) compute_rows<float, uint16_t, kBytes>(given, begin, end);
+  if (type == kFloat64) compute_rows<double, double, kBytes>(given, begin, end);
 }
 
 using Run = void (*)(const Rows&, int64_t, int64_t, int64_t);
 
 void run_portable(const Rows& given, int64_t type, int64_t begin, int64_t end) {
-  compute_typed(given, type, begin, end);
+  compute_typed<16>(given, type, begin, end);
 }
 
 #if defined(__x86_64__)
 __attribute__((target("avx2,fma"))) void run_avx2(const Rows& given, int64_t type, int64_t begin, int64_t end) {
-  compute_typed(given, type, begin, end);
+  compute_typed<32>(given, type, begin, end);
 }
 
 __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma"))) void run_avx512(const Rows& given, int64_t type,
                                                                                      int64_t begin, int64_t end) {
-  compute_typed(given, type, begin, end);
+  compute_typed<64>(given, type, begin, end);
 }
 #endif
 

@@ -14,10 +14,11 @@ from plugins import plugins
 from torch import nn
 
 from colossal._src.interface import unwrap_model
+from colossal._src.nn.moe import ExpertParallel
 from colossal.booster import Booster
 from colossal.booster.plugin import HybridParallelPlugin, TorchFSDPPlugin
 from colossal.cluster import ParallelMesh
-from colossal.errors import ColossalError, PlanError, UnsupportedError
+from colossal.errors import ColossalError, ConfigError, PlanError, UnsupportedError
 from colossal.shardformer import GradientCheckpointConfig, ShardConfig, ShardFormer
 from colossal.testing import assert_equal_to_one_process, fake_world, run_processes
 
@@ -86,6 +87,7 @@ READING: dict[str, tuple[int, dict[str, Any]]] = {
     "ep2": (2, {"ep_size": 2}),
     "tp2-ep2": (2, {"ep_size": 2, "tp_size": 2}),
     "tp2": (2, {"tp_size": 2}),
+    "pp2-ep2": (4, {"ep_size": 2, "pp_size": 2, "num_microbatches": 2}),
     "one": (1, {}),
 }
 
@@ -125,7 +127,9 @@ def read(folder: Path, pattern: str) -> dict[str, torch.Tensor]:
     return found
 
 
-@pytest.mark.parametrize("name", ["mixtral", pytest.param("gpt-oss", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "name", ["mixtral", *(pytest.param(each, marks=pytest.mark.slow) for each in ("gpt-oss", "olmoe"))]
+)
 def test_files_are_those_of_all_experts(name: str, tmp_path: Path) -> None:
     torch.manual_seed(0)
     build(name).config.save_pretrained(tmp_path / "model")
@@ -136,7 +140,7 @@ def test_files_are_those_of_all_experts(name: str, tmp_path: Path) -> None:
     assert all(torch.equal(from_files[key], value) for key, value in saved.items())
     assert saved.keys() == from_files.keys()
     for size, options in READING.values():
-        if name == "gpt-oss" and "ep_size" not in options and size > 1:
+        if name == "gpt-oss" and options.keys() == {"tp_size"}:
             continue  # its table has no row for tp
         run_processes(load, size, name, options, tmp_path)
         label = "-".join(map(str, options.values()))
@@ -154,8 +158,9 @@ def test_files_are_those_of_all_experts(name: str, tmp_path: Path) -> None:
 def train_under_the_older_name() -> torch.Tensor:
     from colossal.booster.plugin import MoeHybridParallelPlugin
 
-    plugin = MoeHybridParallelPlugin(1, 1, 2, None, "fp32", zero_stage=1)
+    plugin = MoeHybridParallelPlugin(1, 1, 2, None, "fp32", zero_stage=1, expert_exchange="all_gather")
     booster, model, optimizer = boost(plugin, build("mixtral"))
+    assert all(each.exchange == "all_gather" for each in model.unwrap().modules() if isinstance(each, ExpertParallel))
     return train(booster, model, optimizer, plugin.mesh.rank("dp"), 2)
 
 
@@ -183,6 +188,18 @@ def test_a_model_without_experts_is_refused() -> None:
 def test_experts_that_tp_cannot_shard_are_refused() -> None:
     with fake_world(2), pytest.raises(PlanError, match=r"over the ep axis only.*Found GptOssExperts.*Pass ep=2"):
         boost(hybrid({"tp_size": 2}), build("gpt-oss"))
+
+
+def test_a_choice_of_how_tokens_come_to_experts_is_not_ignored() -> None:
+    with fake_world(2):
+        with pytest.raises(ConfigError, match=r"all_to_all, all_gather. Found 'broadcast'"):
+            hybrid({"ep_size": 2, "expert_exchange": "broadcast"})
+        with pytest.raises(ConfigError, match=r"Found 'all_gather' on .*tp=1.* an ep size of 2 or more"):
+            boost(hybrid({"expert_exchange": "all_gather"}), build("mixtral"))
+        with ParallelMesh(ep=2) as mesh:
+            model, _ = ShardFormer(ShardConfig(mesh)).optimize(build("mixtral"))
+            with pytest.raises(ConfigError, match=r"sharded already, in Mixtral.*exchange='all_gather' to the layers"):
+                boost(hybrid({"ep_size": 2, "expert_exchange": "all_gather"}), model)
 
 
 @pytest.mark.parametrize("size", [3, 0])

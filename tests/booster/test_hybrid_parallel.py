@@ -50,6 +50,11 @@ WORLDS: dict[str, tuple[int, dict[str, Any]]] = {
     "tp2-sp2-dp2": (8, {"tp_size": 2, "pp_size": 1, "sp_size": 2, **sequences("all_to_all")}),
     "pp2-dp2-zero1": (4, {"tp_size": 1, "pp_size": 2, "num_microbatches": 2, "zero_stage": 1, "dp_outside": False}),
     "ep2": (2, {"tp_size": 1, "pp_size": 1, "ep_size": 2}),
+    "ep2-gather": (2, {"tp_size": 1, "pp_size": 1, "ep_size": 2, "expert_exchange": "all_gather"}),
+    "pp2-tp2-ep2-gather": (
+        4,
+        {"tp_size": 2, "pp_size": 2, "num_microbatches": 2, "ep_size": 2, "expert_exchange": "all_gather"},
+    ),
     "ep4-zero1": (4, {"tp_size": 1, "pp_size": 1, "ep_size": 4, "zero_stage": 1}),
     "ep2-dp4-zero2": (4, {"tp_size": 1, "pp_size": 1, "ep_size": 2, "zero_stage": 2, "dp_outside": False}),
     "tp2-ep2": (2, {"tp_size": 2, "pp_size": 1, "ep_size": 2}),
@@ -68,7 +73,16 @@ WORLDS: dict[str, tuple[int, dict[str, Any]]] = {
     "tp2-pp2-ep4-zero1": (8, {"tp_size": 2, "pp_size": 2, "num_microbatches": 2, "ep_size": 4, "zero_stage": 1}),
 }
 WITH_ALL_FAMILIES = ("tp2", "pp2", "tp2-pp2", "tp2-split", "tp2-ring", "sp2-heads", "sp2-ring")
-WITH_ALL_EXPERTS = ("ep2", "tp2-ep2", "ep4-zero1", "ep2-dp4-zero2", "tp2-dp2-ep4", "pp2-ep2", "pp2-tp2-ep2")
+WITH_ALL_EXPERTS = (
+    "ep2",
+    "ep2-gather",
+    "tp2-ep2",
+    "ep4-zero1",
+    "ep2-dp4-zero2",
+    "tp2-dp2-ep4",
+    "pp2-ep2",
+    "pp2-tp2-ep2",
+)
 
 
 def batch_of(name: str, step: int) -> dict[str, torch.Tensor]:

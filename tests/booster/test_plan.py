@@ -226,6 +226,16 @@ def test_experts_whose_shapes_depend_on_values_are_refused() -> None:
                 plan_step(plugin, model, torch.optim.AdamW(model.parameters()), batch_of("mixtral"), loss_of)
 
 
+def test_tokens_that_go_to_all_ranks_are_planned() -> None:
+    options = {"tp_size": 1, "pp_size": 1, "ep_size": 2, "precision": "bf16", "expert_exchange": "all_gather"}
+    plan, layers, width = planned("mixtral", options, 0), 4, 64
+    tokens = 4 * LENGTH
+    # each token once to the other rank, with its experts and their weights; results are summed in float32
+    values, weights, chosen, results = tokens * width * 2, tokens * 2 * 4, tokens * 2 * 8, tokens * width * 4
+    assert plan.sent_bytes["ep"] == layers * (chosen + 2 * (values + weights + results))
+    assert plan.num_calls["ep"] == 7 * layers
+
+
 def test_tokens_are_planned_to_be_routed_evenly() -> None:
     options = {"tp_size": 1, "pp_size": 1, "ep_size": 2, "precision": "bf16"}
     plan, layers, width = planned("mixtral", options, 0), 4, 64

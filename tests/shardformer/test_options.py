@@ -35,7 +35,20 @@ from colossal.testing import fake_world, run_processes, run_threads
 
 pytestmark = pytest.mark.slow
 
-FUSED = ("llama", "mistral", "mixtral", "qwen2", "qwen3", "cohere", "glm", "deepseek", "gemma", "t5", "blip-2-t5")
+FUSED = (
+    "llama",
+    "mistral",
+    "mixtral",
+    "qwen2",
+    "qwen3",
+    "cohere",
+    "glm",
+    "deepseek",
+    "gemma",
+    "olmoe",
+    "t5",
+    "blip-2-t5",
+)
 EAGER_ONLY = ("gptj", "bloom")
 CHOSEN_WHEN_BUILT = ("falcon", "sam")
 IN_PARTS = ("gpt2", "gptj", "bloom")

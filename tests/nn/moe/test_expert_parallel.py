@@ -140,6 +140,16 @@ def test_other_ways_to_experts_are_refused() -> None:
         shard_experts(Experts(), ParallelMesh(ep=2), "broadcast")  # pyright: ignore[reportArgumentType]
 
 
+def test_a_layer_says_how_tokens_come_to_experts_that_are_sharded_later() -> None:
+    def layer() -> nn.Module:
+        return MixtureOfExperts(Router(WIDTH, NUM_EXPERTS, 2), Experts(), exchange="all_gather").experts
+
+    with fake_world(2):
+        mesh = ParallelMesh(ep=2)
+        found = [shard_experts(*each) for each in ((layer(), mesh), (layer(), mesh, "all_to_all"), (Experts(), mesh))]
+    assert [each.exchange for each in found] == ["all_gather", "all_to_all", "all_to_all"]
+
+
 def test_twice_differentiable() -> None:
     def program() -> bool:
         with ParallelMesh(ep=2) as mesh:

@@ -18,7 +18,12 @@ from colossal._src.shardformer.plans import FAMILIES, PlanMaker, check_policy, p
 from colossal._src.shardformer.plans.hf_plan import hf_plan
 from colossal._src.shardformer.sequence_tensor_parallel import shard_tokens
 from colossal._src.shardformer.shard_config import MODES_OF_TP, SequenceMode, SequenceParallelConfig, ShardConfig
-from colossal._src.shardformer.shardformer import ShardFormer, check_experts, has_sharded_experts
+from colossal._src.shardformer.shardformer import (
+    ShardFormer,
+    check_expert_exchange,
+    check_experts,
+    has_sharded_experts,
+)
 from colossal._src.shardformer.styles import STYLES, StyleContext
 from colossal._src.shardformer.support_matrix import option_matrix, supported_options
 
@@ -44,6 +49,7 @@ __all__ = [
     "apply_options",
     "balance_over_ranks",
     "check_checkpointing",
+    "check_expert_exchange",
     "check_experts",
     "check_policy",
     "checkpoint_layers",

@@ -6,6 +6,7 @@ from typing import Any, Literal, final, get_args
 from colossal._src._older_names import get_older_name
 from colossal._src.cluster import ParallelMesh, current_mesh
 from colossal._src.nn.attention import SequenceSharding
+from colossal._src.nn.moe import Exchange, check_exchange
 from colossal._src.shardformer.activation_checkpointing import (
     GradientCheckpointConfig,
     PipelineGradientCheckpointConfig,
@@ -113,6 +114,9 @@ class ShardConfig:
             or ``"ring_attn"`` for those of the sp axis. The default is all_to_all if that axis has several ranks, else
             split_gather.
         inner_ring_size: Of ring_attn: how many ranks first exchange keys in an inner ring.
+        expert_exchange: How tokens come to experts that are sharded over the ep axis: ``"all_to_all"``, or
+            ``"all_gather"``, which sends less where a token goes to more experts than the axis has ranks; by default
+            as a layer of the model's own says, else all_to_all. See `colossal.nn.moe.shard_experts`.
         tensor_parallel_process_group: In place of the mesh, the ranks that shard tensors.
         sequence_parallel_process_group: In place of the mesh, the ranks that shard sequences, where they are others.
         pipeline_stage_manager: Of a pipeline of one stage only; `HybridParallelPlugin` has others.
@@ -125,7 +129,7 @@ class ShardConfig:
         fp8_communication: Only False.
 
     Raises:
-        ConfigError: `gradient_checkpoint_config` is something else, or no mesh has these groups.
+        ConfigError: `gradient_checkpoint_config` or `expert_exchange` is something else, or no mesh has these groups.
         UnsupportedError: The pipeline has several stages, or an option cannot be honored.
 
     Example:
@@ -145,6 +149,7 @@ class ShardConfig:
     enable_sequence_parallelism: bool = False
     sequence_parallelism_mode: SequenceMode | None = None
     inner_ring_size: int | None = None
+    expert_exchange: Exchange | None = None
     tensor_parallel_process_group: InitVar[Any] = None
     sequence_parallel_process_group: InitVar[Any] = None
     pipeline_stage_manager: InitVar[Any] = None
@@ -180,6 +185,7 @@ class ShardConfig:
             of_groups: Any = get_older_name("colossal.shardformer.shard", "ShardConfig")
             options = {each.name: getattr(self, each.name) for each in fields(self) if each.name != "mesh"}
             object.__setattr__(self, "mesh", of_groups(*groups, **options, **older).mesh)
+        check_exchange(self.expert_exchange)
         config = self.gradient_checkpoint_config
         if config is not None and not isinstance(config, GradientCheckpointConfig | PipelineGradientCheckpointConfig):
             raise ConfigError(

@@ -40,7 +40,7 @@ from colossal._src.tensor import (
     refuse_gradient_hooks,
     unwrap_adapters,
 )
-from colossal.errors import MeshError, PlanError
+from colossal.errors import ConfigError, MeshError, PlanError
 from colossal.logging import get_dist_logger
 
 
@@ -112,7 +112,8 @@ class ShardFormer:
                 or it has no experts to shard over ep.
             MeshError: The tp axis is arranged as a grid.
             ConfigError: `policy` is something else, there is no such mode of sp_config sequences, its axis has one rank
-                and the other several, or the numbers of layers that are checkpointed do not fit the model.
+                and the other several, the numbers of layers that are checkpointed do not fit the model, or
+                `expert_exchange` is chosen without experts that it is for.
             UnsupportedError: The model does not support an option, or the mode needs another attention implementation.
 
         Communication: none; its layers communicate when they run.
@@ -126,6 +127,7 @@ class ShardFormer:
                 f"Plans shard models over one axis. Found a mesh whose tp axis is arranged as {mesh.tp_mode}. Build "
                 "it with tp_mode='1d'."
             )
+        check_expert_exchange(model, config, mesh)
         chosen = choose_options(model, config)
         plan: ParallelPlan | None = None
         if needs_plan or config.gradient_checkpoint_config is not None:
@@ -152,14 +154,14 @@ def _parallelize(
     keep_sharded, is_vocab_parallel = config.parallel_output and has_causal_loss(model), False
     if config.shards_tensors(mesh):
         _check_uneven(model, plan, mesh, sp_config)
-        is_vocab_parallel = _apply_plan(model, plan, mesh, keep_sharded)
+        is_vocab_parallel = _apply_plan(model, plan, mesh, config, keep_sharded)
         adapt_full_model_methods(model)
         is_attention_sharded = skip_uneven_attention(plan, getattr(model, "config", None), mesh.size("tp")) is plan
         is_attention_sharded = is_attention_sharded and all(counts.is_sharded for counts in plan.counts)
         if sp_config is None and is_attention_sharded:  # sequence parallelism refuses more
             model.register_forward_pre_hook(_refuse_attentions, with_kwargs=True)
     elif mesh.size("ep") > 1:
-        _apply_plan(model, experts_only(plan), mesh, False)
+        _apply_plan(model, experts_only(plan), mesh, config, False)
     if sp_config is not None:
         _refuse_adapters(model, sp_config)
         shard_sequence(model, plan, sp_config, keep_sharded)
@@ -195,6 +197,23 @@ def check_experts(model: nn.Module, plan: ParallelPlan, mesh: ParallelMesh) -> N
         )
 
 
+def check_expert_exchange(model: nn.Module, config: ShardConfig, mesh: ParallelMesh) -> None:
+    """Reject the choice of a way for tokens to come to experts where they do not travel, or one is chosen already."""
+    if config.expert_exchange is None:
+        return
+    if mesh.size("ep") == 1:
+        raise ConfigError(
+            f"expert_exchange says how tokens come to experts that are sharded over ep. Found "
+            f"{config.expert_exchange!r} on {mesh}. Leave it out, or pass an ep size of 2 or more."
+        )
+    if has_sharded_experts(model):
+        raise ConfigError(
+            "expert_exchange is for experts that are sharded here. Found some that are sharded already, in "
+            f"{type(model).__name__}. Leave it out, and pass exchange={config.expert_exchange!r} to the layers that "
+            "shard them."
+        )
+
+
 def _refuse_attentions(model: nn.Module, _args: Any, kwargs: Mapping[str, Any]) -> None:
     found = "Found a model whose attention has some of the heads on each rank."
     refuse_collected_outputs([model], kwargs, found, "Use a plugin without tensor parallelism.", ["output_attentions"])
@@ -224,18 +243,20 @@ def _check_uneven(
         )
 
 
-def _apply_plan(model: nn.Module, plan: ParallelPlan, mesh: ParallelMesh, keep_sharded: bool) -> bool:
+def _apply_plan(
+    model: nn.Module, plan: ParallelPlan, mesh: ParallelMesh, config: ShardConfig, keep_sharded: bool
+) -> bool:
     """Shard a model over tp; return whether its logits stay sharded over the vocabulary."""
     base, size = base_model_of(model), mesh.size("tp")
     for pattern in plan.nested:
         for _, module in find_modules(base, pattern):
             if next(module.parameters(), None) is not None:  # else another stage of a pipeline has it
                 inner = plan_of(module)
-                _apply_plan(module, inner.for_stage() if plan == plan.for_stage() else inner, mesh, False)
-    config = getattr(model, "config", None)
-    plan = skip_uneven_attention(plan, config, size)
-    num_key_value_heads = check_heads(plan, config, size)
-    context = StyleContext(mesh, num_key_value_heads, gather_logits=not keep_sharded)
+                _apply_plan(module, inner.for_stage() if plan == plan.for_stage() else inner, mesh, config, False)
+    of_model = getattr(model, "config", None)
+    plan = skip_uneven_attention(plan, of_model, size)
+    num_key_value_heads = check_heads(plan, of_model, size)
+    context = StyleContext(mesh, num_key_value_heads, not keep_sharded, config.expert_exchange)
     # Both before anything is replaced: rows of a plan and tied parameters are those of the full model.
     chosen, ties = list(_styled_modules(model, base, plan)), find_tied_parameters(model)
     _refuse_gradient_hooks(chosen)

@@ -40,7 +40,7 @@ from colossal._src.cluster import ParallelMesh
 from colossal._src.comm import Channel
 from colossal._src.nn.layer import Linear1D_Col, Linear1D_Row, VocabParallelEmbedding
 from colossal._src.nn.layer.tp import local_length, make_layout, make_param_shard
-from colossal._src.nn.moe import shard_experts
+from colossal._src.nn.moe import Exchange, shard_experts
 from colossal._src.shardformer.conv1d import Conv1DCol, Conv1DRow
 from colossal._src.shardformer.head_layers import HeadParallelEmbedding, ReplicatedKVLinear, materialize_parameter
 from colossal.errors import PlanError
@@ -55,6 +55,7 @@ class StyleContext:
         mesh: The mesh, over whose tp axis modules are sharded.
         num_key_value_heads: How many heads keys and values have in the full model; None for as many as queries.
         gather_logits: Whether logits are gathered.
+        expert_exchange: How tokens come to experts, as of `colossal.nn.moe.shard_experts`.
 
     Example:
         >>> from torch import nn
@@ -69,6 +70,7 @@ class StyleContext:
     mesh: ParallelMesh
     num_key_value_heads: int | None = None
     gather_logits: bool = True
+    expert_exchange: Exchange | None = None
 
 
 Style = Callable[[nn.Module, StyleContext], nn.Module]
@@ -194,7 +196,7 @@ class ExpertTokens:
 def _experts(module: nn.Module, context: StyleContext) -> nn.Module:
     mesh, experts = context.mesh, module
     if mesh.size("ep") > 1:
-        return shard_experts(experts, mesh)
+        return shard_experts(experts, mesh, context.expert_exchange)
     up, down = experts.get_parameter("gate_up_proj"), experts.get_parameter("down_proj")
     inner = up.shape[1] // 2
     layouts = {
@@ -217,7 +219,7 @@ def _experts_of_ep(module: nn.Module, context: StyleContext) -> nn.Module:
             f"The plan of this model shards its experts over the ep axis only. Found {type(module).__name__} on "
             f"{context.mesh}. Pass ep={context.mesh.size('tp')} as well, or use tp=1."
         )
-    return shard_experts(module, context.mesh)
+    return shard_experts(module, context.mesh, context.expert_exchange)
 
 
 STYLES: Mapping[str, Style] = {

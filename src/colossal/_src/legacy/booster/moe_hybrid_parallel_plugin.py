@@ -1,7 +1,7 @@
 """The older plugin for mixtures of experts, which `HybridParallelPlugin` trains too."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch.distributed import ProcessGroup
@@ -66,6 +66,7 @@ class MoeHybridParallelPlugin(HybridParallelPlugin):
         use_fp8: As of `HybridParallelPlugin`.
         inner_ring_size: As of `HybridParallelPlugin`.
         dp_outside: Number the ranks of one replica one after the other.
+        expert_exchange: As of `HybridParallelPlugin`.
 
     Raises:
         UnsupportedError: `moe_dp_outside` is False.
@@ -130,6 +131,7 @@ class MoeHybridParallelPlugin(HybridParallelPlugin):
         use_fp8: bool = False,
         inner_ring_size: int | None = None,
         dp_outside: bool = True,
+        expert_exchange: Literal["all_to_all", "all_gather"] | None = None,
     ) -> None:
         if not moe_dp_outside:
             raise UnsupportedError(

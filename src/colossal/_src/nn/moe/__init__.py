@@ -1,7 +1,7 @@
 """Mixtures of experts: tokens travel to the ranks whose experts a router chose, and back."""
 
 from colossal._src.nn.moe.dispatch import Dispatched, combine, dispatch, num_experts_of_rank
-from colossal._src.nn.moe.expert_parallel import ExpertParallel, shard_experts
+from colossal._src.nn.moe.expert_parallel import Exchange, ExpertParallel, check_exchange, shard_experts
 from colossal._src.nn.moe.experts import FeedForwardExperts, StackedExperts
 from colossal._src.nn.moe.feature_parallel import shard_features
 from colossal._src.nn.moe.mixture import MixtureOfExperts
@@ -13,6 +13,7 @@ from colossal._src.nn.moe.routing import Capacity, Routing
 __all__ = [
     "Capacity",
     "Dispatched",
+    "Exchange",
     "ExpertParallel",
     "FeedForwardExperts",
     "GaussianNoise",
@@ -24,6 +25,7 @@ __all__ = [
     "Routing",
     "StackedExperts",
     "UniformNoise",
+    "check_exchange",
     "combine",
     "dispatch",
     "num_experts_of_rank",

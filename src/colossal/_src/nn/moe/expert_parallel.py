@@ -20,6 +20,7 @@ from colossal._src.tensor import Layout
 from colossal.errors import ConfigError, PlanError
 
 Exchange = Literal["all_to_all", "all_gather"]
+"""How tokens come to their experts."""
 
 end_graphs_in("colossal._src.nn.moe")  # how many rows arrive differs from step to step
 
@@ -77,7 +78,7 @@ class ExpertParallel(nn.Module):
         return comm.gather(result, "tp", 0, mesh, length=length) if divides else result
 
 
-def shard_experts(experts: nn.Module, mesh: ParallelMesh, exchange: Exchange = "all_to_all") -> nn.Module:
+def shard_experts(experts: nn.Module, mesh: ParallelMesh, exchange: Exchange | None = None) -> nn.Module:
     """Give each rank of the ep axis some of the experts of a layer, in place.
 
     Its parameters keep their names, and files have the parameters of all experts, in their order. Gradients of an
@@ -92,7 +93,8 @@ def shard_experts(experts: nn.Module, mesh: ParallelMesh, exchange: Exchange = "
         mesh: The mesh. Ranks of tp are assumed to have the same tokens, of which each dispatches a part.
         exchange: ``all_to_all`` sends a token to the ranks of its experts, once for each of these. ``all_gather`` sends
             it to all ranks, and adds up their results: fewer bytes if a token goes to more experts than there are
-            ranks, whatever experts are chosen.
+            ranks, whatever experts are chosen. By default what the `MixtureOfExperts` around them was given, or
+            ``all_to_all``.
 
     Returns:
         The module, whose class is derived from `ExpertParallel` too; unchanged where the ep axis has one rank, or
@@ -117,10 +119,7 @@ def shard_experts(experts: nn.Module, mesh: ParallelMesh, exchange: Exchange = "
         >>> sharded.gate_up_proj.shape, sharded.num_experts
         (torch.Size([2, 32, 8]), 2)
     """
-    if exchange not in get_args(Exchange):
-        raise ConfigError(
-            f"Tokens come to experts by one of {', '.join(get_args(Exchange))}. Found {exchange!r}. Pass one of these."
-        )
+    check_exchange(exchange)
     if mesh.size(EXPERTS) == 1 or isinstance(experts, ExpertParallel):
         return experts
     layer: Any = experts
@@ -134,14 +133,32 @@ def shard_experts(experts: nn.Module, mesh: ParallelMesh, exchange: Exchange = "
             f"{', '.join(f'{name} {tuple(parameters[name].shape)}' for name in odd) or 'no such parameter'}. Store "
             "the weights of all experts in one parameter each, or use ep=1."
         )
-    num_local, layouts = num_experts_of_rank(number, mesh), dict[str, Layout]()
+    layer.num_experts = num_experts_of_rank(number, mesh)
+    layer.exchange = exchange or getattr(experts, "exchange", "all_to_all")
+    layouts: dict[str, Layout] = {}
     for name, parameter in parameters.items():
         dims = "S0" + "R" * (parameter.dim() - 1)
         layouts[name] = Layout.parse(dims, tuple(parameter.shape), mesh=mesh, axes=[EXPERTS])
-        setattr(experts, name, make_param_shard(parameter, layouts[name], mesh))
-    layer.num_experts, layer.layouts, layer.mesh, layer.exchange = num_local, layouts, mesh, exchange
-    layer.__class__ = _sharded_class(type(experts))
+    keep_shards(experts, layouts, mesh, _sharded_class(type(experts)))
     return layer
+
+
+def keep_shards(
+    experts: nn.Module, layouts: dict[str, Layout], mesh: ParallelMesh, sharded_class: type[nn.Module]
+) -> None:
+    """Keep what this rank has of parameters, and take the class whose forward method knows it."""
+    for name, layout in layouts.items():
+        setattr(experts, name, make_param_shard(experts.get_parameter(name), layout, mesh))
+    layer: Any = experts
+    layer.layouts, layer.mesh, layer.__class__ = layouts, mesh, sharded_class
+
+
+def check_exchange(exchange: str | None) -> None:
+    """Reject what is no way for tokens to come to experts."""
+    if exchange not in (None, *get_args(Exchange)):
+        raise ConfigError(
+            f"Tokens come to experts by one of {', '.join(get_args(Exchange))}. Found {exchange!r}. Pass one of these."
+        )
 
 
 @cache

@@ -10,9 +10,8 @@ from torch import distributed as dist
 from colossal._src import comm
 from colossal._src.cluster import ParallelMesh
 from colossal._src.comm import Channel
-from colossal._src.nn.layer.tp import make_param_shard
 from colossal._src.nn.moe.dispatch import EXPERTS
-from colossal._src.nn.moe.expert_parallel import ExpertParallel
+from colossal._src.nn.moe.expert_parallel import ExpertParallel, keep_shards
 from colossal._src.nn.moe.experts import FeedForwardExperts
 from colossal._src.nn.moe.grouped_products import grouped_linear
 from colossal._src.tensor import Layout
@@ -91,10 +90,7 @@ def shard_features(experts: FeedForwardExperts, mesh: ParallelMesh) -> FeedForwa
         if name.startswith("gate_up_proj"):  # the gate's features, then the others
             blocks[1] = (inner, inner)
         layouts[name] = Layout.parse(dims, shape, mesh=mesh, axes=[EXPERTS], groups=blocks)
-        setattr(experts, name, make_param_shard(parameter, layouts[name], mesh))
-    experts.__class__ = FeatureParallelExperts
-    assert isinstance(experts, FeatureParallelExperts)
-    experts.layouts, experts.mesh = layouts, mesh
+    keep_shards(experts, layouts, mesh, FeatureParallelExperts)
     return experts
 
 

@@ -3,14 +3,14 @@
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 
 from collections.abc import Iterable
-from typing import Any, Literal, final
+from typing import Any, final
 
 import torch
 from torch import nn
 
 from colossal._src.cluster import ParallelMesh, ambient_mesh
 from colossal._src.comm import TokenStream
-from colossal._src.nn.moe.expert_parallel import ExpertParallel, shard_experts
+from colossal._src.nn.moe.expert_parallel import Exchange, ExpertParallel, check_exchange, shard_experts
 from colossal._src.nn.moe.experts import StackedExperts
 from colossal._src.nn.moe.router import Router
 from colossal._src.nn.moe.routing import Routing
@@ -31,10 +31,12 @@ class MixtureOfExperts(nn.Module):
         shared: A module that all tokens go through besides.
         mesh: The mesh; the ambient one by default. Without one, and where its ep axis has one rank, the experts stay as
             they are, for `shard_experts`, or the style `ep_experts` of a plan, to shard them later.
-        exchange: How tokens come to experts on other ranks: ``all_to_all`` or ``all_gather``, as of `shard_experts`.
+        exchange: How tokens come to experts on other ranks, now or when these are sharded later: ``all_to_all`` or
+            ``all_gather``, as of `shard_experts`.
 
     Raises:
         PlanError: The experts cannot be stacked, or not be sharded.
+        ConfigError: `exchange` is something else.
 
     Communication: all_to_all, ep, as of `dispatch` and `combine`, or as of `shard_experts` with ``all_gather``. The
     shared module is computed while an all-to-all sends tokens to their experts; backward, while it sends the gradients
@@ -60,15 +62,18 @@ class MixtureOfExperts(nn.Module):
         shared: nn.Module | None = None,
         *,
         mesh: ParallelMesh | None = None,
-        exchange: Literal["all_to_all", "all_gather"] = "all_to_all",
+        exchange: Exchange = "all_to_all",
     ) -> None:
         super().__init__()
         mesh = mesh or ambient_mesh()
         if isinstance(experts, nn.ModuleList) or not isinstance(experts, nn.Module):
             experts = StackedExperts(experts)
         self.router, self.shared = router, shared
-        if mesh is not None and not isinstance(experts, ExpertParallel):  # which another layer may share
-            experts = shard_experts(experts, mesh, exchange)
+        check_exchange(exchange)
+        if not isinstance(experts, ExpertParallel):  # which another layer may share
+            of_layer: Any = experts
+            of_layer.exchange = exchange  # for what shards them later
+            experts = experts if mesh is None else shard_experts(experts, mesh, exchange)
         self.experts: nn.Module = experts
         # ranks of tp compute different tokens in their experts, and must draw equal numbers again after these
         self._stream = None if mesh is None else TokenStream(mesh, "tp")

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -102,6 +102,9 @@ class HybridParallelPlugin(DataParallelPlugin):
         ep_size: Ranks over which the experts of a layer are sharded: consecutive ones of a stage, whatever they are on
             dp, sp and tp. It divides the number of experts, and takes no ranks of its own. Experts are not sharded over
             tp then, and the ranks of tp dispatch a part of their tokens each.
+        expert_exchange: How tokens come to sharded experts: ``"all_to_all"``, or ``"all_gather"``, which sends less
+            where a token goes to more experts than `ep_size`; by default as a layer of the model's own says, else
+            all_to_all.
 
     Raises:
         ConfigError: A value is outside its range, or contradicts another.
@@ -182,6 +185,7 @@ class HybridParallelPlugin(DataParallelPlugin):
         use_fp8: bool = False,
         inner_ring_size: int | None = None,
         ep_size: int = 1,
+        expert_exchange: Literal["all_to_all", "all_gather"] | None = None,
     ) -> None:
         self._policy = custom_policy
         self._scaler, self._options = parse_hybrid_options(locals())

@@ -30,6 +30,7 @@ from colossal._src.shardformer import (
     apply_options,
     balance_over_ranks,
     check_checkpointing,
+    check_expert_exchange,
     check_experts,
     checkpoint_layers,
     choose_options,
@@ -55,6 +56,7 @@ def choose_plan(
 ) -> tuple[ParallelPlan | None, tuple[str, ...]]:
     """Find the plan and options of a model, and reject what does not fit it, before anything is changed."""
     config = options.shard_config(mesh)
+    check_expert_exchange(model, config, mesh)
     checkpoints = config.gradient_checkpoint_config is not None
     if not _needs_plan(model, options, mesh):
         return policy if isinstance(policy, ParallelPlan) else None, tuple(choose_options(model, config))
@@ -83,6 +85,7 @@ def check_stage_modules(policy: ParallelPlan | PlanMaker | None, options: Hybrid
         "gradient_checkpoint_config": config.gradient_checkpoint_config is not None,
         "enable_sequence_parallelism": config.enable_sequence_parallelism,
         "enable_all_optimization": config.enable_all_optimization,
+        "expert_exchange": config.expert_exchange is not None,
         **{name: getattr(config, name) for name in MODEL_OPTIONS},
     }
     if found := [name for name, is_refused in refused.items() if is_refused]:
