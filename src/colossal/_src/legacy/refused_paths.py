@@ -187,7 +187,14 @@ WITHOUT_COUNTERPART: Mapping[str, str] = {
     "colossal.zero.gemini.chunk.utils": "GeminiDDP of colossal.zero.gemini makes its chunks; chunk_config_dict sets "
     "the sizes.",
     "colossal.zero.gemini.gemini_hook": "GeminiDDP of colossal.zero.gemini moves its chunks by itself.",
-    "colossal.zero.gemini.memory_tracer": "GeminiDDP of colossal.zero.gemini measures the first step by itself.",
+    "colossal.zero.gemini.memory_tracer.memory_stats": "GeminiDDP of colossal.zero.gemini "
+    "measures the first step by itself.",
+    "colossal.zero.gemini.memory_tracer.runtime_mem_tracer": "GeminiDDP of colossal.zero.gemini "
+    "measures the first step by itself.",
+    "colossal.zero.gemini.memory_tracer.chunk_memstats_collector": "GeminiDDP of colossal.zero.gemini "
+    "measures the first step by itself.",
+    "colossal.zero.gemini.memory_tracer.OrderedParamGenerator": "GeminiDDP of colossal.zero.gemini "
+    "measures the first step by itself.",
     "colossal.zero.gemini.placement_policy": "Pass placement_policy to colossal.zero.gemini.GeminiDDP.",
     "colossal.zero.low_level.bookkeeping": "LowLevelZeroPlugin of colossal.booster.plugin keeps gradients and "
     "buckets by itself.",
