@@ -12,6 +12,7 @@ from colossal.booster import Booster
 from colossal.booster.plugin import TorchDDPPlugin
 from colossal.errors import CheckpointError, ConfigError
 from colossal.interface import OptimizerWrapper
+from colossal.logging import DistributedLogger
 from colossal.testing import fake_world
 
 
@@ -212,6 +213,24 @@ def test_another_batch_size_goes_on_with_the_next_sample() -> None:
     state = {"epoch": 0, "samples": 8}
     assert collected(state, 0, 1, 3, 1) == [order[8:11], order[11:14], order[14:17], order[17:]]
     assert collected(state, 1, 2, 2, 1) == [order[9:13:2], order[13:17:2], order[17::2]]
+
+
+@pytest.mark.parametrize(
+    ("size", "batch", "advice"),
+    [(2, 8, None), (1, 16, None), (3, 5, "number of such ranks that divides 16"), (4, 8, "batch_size=4 to prepare")],
+)
+def test_other_batches_than_those_saved_are_reported(
+    size: int, batch: int, advice: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three ranks that take 16 // 3 samples each go on at the right sample, with steps of 15."""
+    said: list[str] = []
+    monkeypatch.setattr(DistributedLogger, "warning", lambda _, text, **_options: said.append(text))
+    with fake_world(2):
+        state = TorchDDPPlugin().prepare_dataloader(torch.arange(64), 8).state_dict()
+    with fake_world(size):
+        TorchDDPPlugin().prepare_dataloader(torch.arange(64), batch).load_state_dict(state)
+    assert len(said) == (advice is not None)
+    assert all(f"batches of {size * batch} samples here" in text and advice and advice in text for text in said)
 
 
 def test_a_checkpoint_keeps_the_position(tmp_path) -> None:

@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDa
 from colossal._src.comm import stream_seed
 from colossal._src.interface import num_boosted_steps
 from colossal.errors import ConfigError, UnsupportedError
+from colossal.logging import get_dist_logger
 
 
 @final
@@ -127,6 +128,25 @@ class ShardedLoader(ResumableLoader):
     def _batch_of_all_ranks(self) -> int:
         return cast("int", self.batch_size) * cast("EpochSampler", self.sampler).num_replicas
 
+    def state_dict(self) -> dict[str, int | None]:
+        """Return the position in the data, and also how many samples the ranks read at once."""
+        return {**super().state_dict(), "batch": self._batch_of_all_ranks}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from a position, and say where steps may be others from here on."""
+        super().load_state_dict(state)
+        own = self._batch_of_all_ranks
+        if (saved := state.get("batch", own)) != own:
+            sampler = cast("EpochSampler", self.sampler)
+            # not an error: a program may have changed how many batches make a step as well
+            get_dist_logger().warning(
+                f"A run that resumes keeps the samples of a step. Found batches of {own} samples here, "
+                f"{self.batch_size} on each of {sampler.num_replicas} ranks that have different data, and of {saved} "
+                f"when it was saved: steps that take one batch differ from here on. For {saved}, "
+                f"{_advice(saved, sampler.num_replicas)}.",
+                ranks=[0],
+            )
+
     @property
     def num_new_samples(self) -> int:
         """How many samples of the current batch, on all ranks, no rank has read before; the others fill it up."""
@@ -158,6 +178,12 @@ class ShardedLoader(ResumableLoader):
         sampler.set_epoch(epoch)
         sampler.start = samples
         self._position = epoch, samples
+
+
+def _advice(samples: int, num_replicas: int) -> str:
+    if samples % num_replicas == 0:
+        return f"pass batch_size={samples // num_replicas} to prepare_dataloader"
+    return f"take a number of such ranks that divides {samples}"
 
 
 def check_loader(dataset: Dataset[Any], batch_size: int, shuffle: bool, kwargs: dict[str, Any]) -> None:

@@ -13,6 +13,7 @@ from colossal._src.cli.estimate.settings import PLUGINS, PRECISIONS, StepSetting
 
 JSON_VERSION = 1
 _COUNT = click.IntRange(min=1)
+_SMALL = 1e8  # bytes
 _ROWS = {
     "parameters": "parameter_bytes",
     "gradients": "gradient_bytes",
@@ -94,19 +95,21 @@ def _plan(settings: StepSettings, model_dir: Path, memory: float | None) -> tupl
 def _show(settings: StepSettings, ranks: list[Any]) -> None:
     """Print a column for each rank that differs."""
     heads = [f"rank {each.rank}" for each in ranks]
-    click.echo(f"plugin {settings.plugin}, {settings.ranks} ranks, {settings.precision}, GB per rank")
+    # of a model to try things out with, GB would be zeros
+    unit, size = ("GB", 1e9) if max(each.device_bytes for each in ranks) >= _SMALL else ("MB", 1e6)
+    click.echo(f"plugin {settings.plugin}, {settings.ranks} ranks, {settings.precision}, {unit} per rank")
     columns = [f"{head:>12}" for head in heads]
     click.echo(f"{'':<22}{''.join(columns)}".rstrip())
     for label, name in _ROWS.items():
         values = [getattr(each, name) for each in ranks]
         if label != "of it in host memory" or any(values):
-            _show_row(label, values)
+            _show_row(label, values, size)
     for axis in ranks[0].sent_bytes:
-        _show_row(f"sent in a step, {axis}", [each.sent_bytes[axis] for each in ranks])
+        _show_row(f"sent in a step, {axis}", [each.sent_bytes[axis] for each in ranks], size)
     if settings.sp > 1:
         click.echo("What ranks of the sp axis send in layers is not planned; dp holds their gradients.")
 
 
-def _show_row(label: str, values: list[int | None]) -> None:
-    cells = ["unknown" if value is None else f"{value / 1e9:.3f}" for value in values]
+def _show_row(label: str, values: list[int | None], size: float) -> None:
+    cells = ["unknown" if value is None else f"{value / size:.3f}" for value in values]
     click.echo(f"{label:<22}" + "".join(f"{cell:>12}" for cell in cells))
