@@ -92,6 +92,19 @@ def check_axes(plugin: Plugin, mesh: ParallelMesh, model: nn.Module) -> None:
         )
 
 
+def check_synchronized_norms(parts: Parts, is_cpu: bool) -> None:
+    """Reject a norm over all ranks where torch has none, before a first forward pass fails in it."""
+    if not is_cpu or parts.optimizer is None:
+        return
+    found = next((name for name, each in parts.model.named_modules() if isinstance(each, nn.SyncBatchNorm)), None)
+    if found is not None:
+        raise UnsupportedError(
+            f"torch.nn.SyncBatchNorm computes on accelerators only. Found {found}, and a model that is to train on the "
+            "CPU. Leave out convert_sync_batchnorm there: BatchNorm takes the statistics of the samples of each rank, "
+            "and GroupNorm and LayerNorm those of each sample, which is equal on any number of ranks."
+        )
+
+
 def check_parts(parts: Parts) -> None:
     """Reject parts that do not belong together, which would otherwise train silently wrong."""
     is_boosted = isinstance(unwrap_compiled(parts.model), ModelWrapper)

@@ -8,7 +8,7 @@ import torch
 from torch import distributed as dist
 
 from colossal._src.cluster import Axis, ParallelMesh
-from colossal._src.comm import equal_on_all_ranks, gather_objects, int64_digest
+from colossal._src.comm import CallOfAllRanks, equal_on_all_ranks, gather_objects, int64_digest
 from colossal._src.interface import Capabilities, Executor, ModelWrapper, OptimizerWrapper
 from colossal._src.pipeline import tensors_in
 from colossal.errors import ConfigError
@@ -63,9 +63,11 @@ class BatchComparer:
             return
         number, self._num_seen = self._num_seen, self._num_seen + 1
         digest = _digest(inputs)
-        if all(equal_on_all_ranks([digest], self._groups)):
+        with CallOfAllRanks("of a replica call the model on the same batches, as many of them,"):
+            is_equal = all(equal_on_all_ranks([digest], self._groups))
+        if is_equal:
             return
-        found = gather_objects((dist.get_rank(), digest), self._groups)
+        found = gather_objects((dist.get_rank(), digest), self._groups, "compares its batches")
         others = [rank for rank, each in sorted(found) if each != min(found)[1]]
         raise ConfigError(
             "Ranks of the same replica, under tensor, sequence or pipeline parallelism, must see the same batches. "

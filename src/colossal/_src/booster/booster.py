@@ -21,6 +21,7 @@ from colossal._src.booster.argument_checks import (
     check_plugin,
     check_precision,
     check_supported,
+    check_synchronized_norms,
     warn_of_lost_updates,
 )
 from colossal._src.booster.checkpoint_mixin import CheckpointMixin
@@ -204,6 +205,7 @@ class Booster(CheckpointMixin, LoraMixin, SamplesMixin):
         lift_guards(model.parameters())  # of an earlier boost
         mesh, axes = self.plugin.mesh_and_axes_to_compare()
         if mesh is not None:
+            check_synchronized_norms(parts, self._accelerator.is_cpu)
             from colossal._src.booster.cross_rank_check import check_agreement
 
             check_axes(self.plugin, mesh, model)
@@ -306,6 +308,7 @@ class Booster(CheckpointMixin, LoraMixin, SamplesMixin):
 
         The loss, and every gradient, is the mean of those of the micro-batches. Of means over labels, of which they
         have different numbers that are not -100, it depends on the plugin. `weight_by_tokens` makes them equal.
+        Hooks of a gradient run once for each micro-batch, as in one process that accumulates them.
 
         Args:
             data_iter: Yields batches. A mapping is passed to the model by names; of a tuple the model gets as many

@@ -43,7 +43,7 @@ def check_agreement(
     if is_equal:
         return
     # long texts: they are sent only to name a difference that the digests have shown
-    ranks = gather_objects((stage, common, own))
+    ranks = gather_objects((stage, common, own), purpose="compares what it boosts")
     differences = [
         *_differences([(None, common) for _, common, _ in ranks]),
         *_differences([(stage, own) for stage, _, own in ranks]),

@@ -14,6 +14,8 @@ from colossal._src.pipeline import map_tensors, tensors_in
 from colossal._src.tensor import DATA
 from colossal.errors import ConfigError
 
+_PURPOSE = "gathers samples for metrics"
+
 
 @torch.no_grad()
 def gather_samples(values: Any, dataloader: DataLoader[Any], mesh: ParallelMesh | None) -> Any:
@@ -41,7 +43,7 @@ def _gather(tensor: torch.Tensor, mesh: ParallelMesh | None) -> torch.Tensor:
 
 def _take_from_last_stage(values: Any, mesh: ParallelMesh) -> Any:
     """Give the outputs that only the last stage has to all ranks of the pipeline, through host memory."""
-    found: list[Any] = gather_objects(_to_host(values), [mesh.group("pp")])
+    found: list[Any] = gather_objects(_to_host(values), [mesh.group("pp")], _PURPOSE)
     # other stages have None in the place of outputs, and may have labels as well
     full = max(found, key=lambda each: sum(1 for _ in tensors_in(each)))
     if not any(True for _ in tensors_in(full)):
@@ -57,7 +59,7 @@ def _check(values: Any, mesh: ParallelMesh) -> None:
     """Reject what has no samples, and what differs between ranks where it must not, on all ranks."""
     tensors = list(tensors_in(values))
     shapes = [(list(tensor.shape), str(tensor.dtype)) for tensor in tensors]
-    found: list[Any] = gather_objects(shapes, [mesh.group(DATA)])
+    found: list[Any] = gather_objects(shapes, [mesh.group(DATA)], _PURPOSE)
     if any(not shape for each in found for shape, _ in each):
         _refuse("a tensor without dimensions, such as a mean loss", mesh)
     if any(each != found[0] for each in found):

@@ -2,7 +2,7 @@
 """Totals over process groups instead of axes: for tensors that know their groups, such as shards."""
 
 from collections.abc import Iterable, Sequence
-from typing import Any, Literal, cast
+from typing import Any, Literal, cast, final
 
 import torch
 from torch import distributed as dist
@@ -10,22 +10,51 @@ from torch import distributed as dist
 from colossal._src.cluster import Axis, current_mesh, group_for, host_group
 from colossal._src.comm.counter import active_counters, uncounted
 from colossal._src.comm.lost_peers import LostPeerGuard
+from colossal.errors import CommunicationError
 
 _OPS = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX}
 
 
-def gather_objects(value: Any, groups: Iterable[dist.ProcessGroup] | None = None) -> list[Any]:
+@final
+class _Gathered:
+    """What a rank contributes to `gather_objects`, and why it was called there."""
+
+    def __init__(self, purpose: str, value: Any) -> None:
+        self.purpose, self.value = purpose, value
+
+
+def gather_objects(
+    value: Any, groups: Iterable[dist.ProcessGroup] | None = None, purpose: str = "exchanges objects"
+) -> list[Any]:
     """Let all ranks know a value of each, as it can be pickled: for messages, not for the data of a step.
+
+    Args:
+        value: That of this rank.
+        groups: The ranks; all by default.
+        purpose: What this rank does, as a verb in the third person. Ranks that came here for something else, as one
+            that left a loop earlier, are reported by it.
+
+    Raises:
+        CommunicationError: The ranks called this for different purposes; on all of them.
 
     Communication: all_gather_object, all ranks, the bytes of the values.
     """
-    values = [value]
+    held: list[Any] = [_Gathered(purpose, value)]
     for group in (dist.group.WORLD,) if groups is None else groups:
         gathered: list[Any] = [None] * dist.get_world_size(group)
         with LostPeerGuard():
-            dist.all_gather_object(gathered, values, group=host_group(group))
-        values = [each for rank in gathered for each in rank]
-    return values
+            dist.all_gather_object(gathered, held, group=host_group(group))
+        lists: list[list[Any]] = [rank if isinstance(rank, list) else [rank] for rank in gathered]
+        held = [each for one in lists for each in one]
+    # after the last group, so that its ranks do not wait for one that raises
+    purposes = {each.purpose if isinstance(each, _Gathered) else "calls something else" for each in held}
+    if purposes != {purpose}:
+        raise CommunicationError(
+            f"All ranks of a group make the same calls. Found that rank {dist.get_rank()} {purpose}, while another one "
+            f"{' or '.join(sorted(purposes - {purpose}))}. Often one rank left a loop earlier: go through the same "
+            "number of batches on all ranks, as those of a loader from plugin.prepare_dataloader."
+        )
+    return [each.value for each in held]
 
 
 def equal_on_all_ranks(numbers: Sequence[int], groups: Iterable[dist.ProcessGroup]) -> list[bool]:

@@ -10,6 +10,7 @@ from colossal._src.comm import CallOfAllRanks
 from colossal._src.interface.adapter_names import is_peft_model, model_without_adapters
 from colossal._src.interface.full_spec import full_spec_of
 from colossal._src.interface.local_state import mark_local_state
+from colossal._src.interface.partial_model import mark_partial_model
 from colossal._src.interface.refusal import SAVE_AND_MERGE, refuse
 from colossal._src.tensor import backing_shard, full_tensor_of, is_dtensor, placement_of, strip_compile_prefix
 from colossal.errors import UnsupportedError
@@ -46,8 +47,11 @@ def full_items(model: nn.Module) -> Iterator[tuple[str, Any]]:
         yield name, full
 
 
-def refuse_partial_export(model: nn.Module, wrapper: nn.Module) -> None:
+def refuse_partial_export(model: nn.Module, wrapper: nn.Module) -> str:
     """Make `save_pretrained` of a model, and writing its state, raise if this rank has shards or some layers only.
+
+    Returns:
+        What this rank does not have, and its parameters do not show; empty for a full model.
 
     transformers, peft and `torch.save` write what a process has; they do not support our shards, and would write a
     shard under the name of the full parameter.
@@ -57,7 +61,7 @@ def refuse_partial_export(model: nn.Module, wrapper: nn.Module) -> None:
         missing = _sharded(root) if full_spec is None else _sharded(root) or _absent(root, full_spec.names)
         if missing:
             all_missing = missing
-            mark_local_state(root, missing)
+            mark_partial_model(root, missing)
         exporters = [each for each in (root, model_without_adapters(root)) if hasattr(each, "save_pretrained")]
         if missing and exporters:
             refuse([*exporters, model], "save_pretrained", _EXPORT.format(missing))
@@ -65,6 +69,9 @@ def refuse_partial_export(model: nn.Module, wrapper: nn.Module) -> None:
             refuse([root], "merge_and_unload", f"Merging needs full parameters. Found {missing}. {SAVE_AND_MERGE}")
     if all_missing:
         mark_local_state(wrapper, all_missing)
+    if all_missing and full_spec is not None:
+        mark_partial_model(model, all_missing)
+    return "" if any(map(is_dtensor, model.parameters())) else all_missing  # they show as full ones
 
 
 def _sharded(model: nn.Module) -> str:

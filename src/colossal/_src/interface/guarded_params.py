@@ -235,6 +235,11 @@ def _is_internal(caller: Any) -> bool:
     return name.startswith(("torch.", "colossal.")) and caller.f_code is not nn.Module.zero_grad.__code__
 
 
+def is_program(caller: Any) -> bool:
+    """Whether a function is neither one of torch nor of this library."""
+    return not str(caller.f_globals.get("__name__", "")).startswith(("torch.", "colossal."))
+
+
 def _is_optimizer(caller: Any) -> bool:
     """Whether an optimizer of torch asks, which has parameters of the model and would see none of their gradients."""
     return str(caller.f_globals.get("__name__", "")).startswith("torch.optim.")

@@ -1,8 +1,10 @@
+# pyright: reportIncompatibleVariableOverride=false
 """State dicts of which this rank has shards only: for use in memory, and not to be written as if they were full.
 
 `StateMixin` has the verbs of a boosted optimizer that hand its state out and take it back.
 """
 
+import sys
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 from typing import Any, NoReturn, final
@@ -25,6 +27,13 @@ _OPTIMIZER = (
     "shards of them, and is about to be copied to a file or another process. Call "
     "booster.save_optimizer(optimizer, checkpoint) on all ranks, and booster.load_optimizer, on any number of them."
 )
+_INTO_FULL = (
+    "A model of full tensors takes the state of a full model. Found a state_dict of one rank, with shards or some "
+    "layers only. On all ranks take model.state_dict(only_rank_0=False), or in a pipeline call "
+    "booster.save_model(model, checkpoint), and load what is there into the full model."
+)
+_LOAD = nn.Module.load_state_dict.__code__
+_LOAD_OWN = nn.Module._load_from_state_dict.__code__  # noqa: SLF001 (where torch compares shapes)
 _FACTORED_ENDINGS = ("_row", "_col")
 """Of optimizer states that are full on all ranks: sums over rows and columns."""
 
@@ -39,6 +48,20 @@ class LocalState(OrderedDict[Any, Any]):
 
     def __reduce_ex__(self, _protocol: Any) -> NoReturn:
         raise UnsupportedError(self.message)
+
+    def keys(self) -> Any:
+        """Return the keys; not to load them into a model of full tensors, of which torch would say what is missing."""
+        caller = sys._getframe(1)  # noqa: SLF001 (the only way to find the caller)
+        is_loaded = caller.f_code is _LOAD and not any(map(is_dtensor, self.values()))  # which torch gathers
+        if is_loaded and not any(map(_has_local_state, caller.f_locals["self"].modules())):
+            raise UnsupportedError(_INTO_FULL)
+        return super().keys()
+
+    def __missing__(self, key: Any) -> NoReturn:
+        raise KeyError(
+            f"{key!r} is not in the state of this rank, which has shards or some layers only: booster.save_model and "
+            "booster.save_optimizer write full states"
+        )
 
     def __copy__(self) -> "LocalState":
         return LocalState(self)
@@ -61,6 +84,24 @@ class LocalShard(torch.Tensor):
         """Refuse what writes a tensor's memory, as safetensors does."""
         _refuse_shard(self)
 
+    @property
+    def shape(self) -> torch.Size:
+        """The shape of the shard; not to compare it with that of a full tensor which is about to take its values."""
+        shape, caller = self.size(), sys._getframe(1)  # noqa: SLF001 (as above)
+        if caller.f_code is _LOAD_OWN and caller.f_locals["param"].shape != shape:
+            raise UnsupportedError(_INTO_FULL)
+        return shape
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Compute with shards; an error that they have another size than full tensors says where full ones are."""
+        try:
+            return super().__torch_function__(func, types, args, kwargs)
+        except RuntimeError as error:
+            if "size" in str(error):
+                raise UnsupportedError(f"{error}. {_INTO_FULL}") from error
+            raise
+
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         return memo.setdefault(id(self), self.detach().clone())
 
@@ -71,19 +112,31 @@ def _refuse_shard(tensor: torch.Tensor) -> NoReturn:
 
 def mark_local_state(model: nn.Module, missing: str) -> None:
     """Make the `state_dict` of a model say that it has shards of tensors, or some layers, only."""
-    message = _MODEL.format(f"one rank, with {missing}")
+    mark = _Mark(_MODEL.format(f"one rank, with {missing}"))
+    model._register_state_dict_hook(mark)  # noqa: SLF001 (the public ones cannot replace the dict)
 
-    def mark(module: nn.Module, state: dict[str, Any], prefix: str, _metadata: Any) -> LocalState:
+
+@final
+class _Mark:
+    """Marks the state of a module as that of one rank, when it is taken."""
+
+    def __init__(self, message: str) -> None:
+        self._message = message
+
+    def __call__(self, module: nn.Module, state: dict[str, Any], prefix: str, _metadata: Any) -> LocalState:
         owners = {f"{prefix}{name}": each for name, each in module.named_parameters(remove_duplicate=False)}
         for name in state.keys() & owners.keys():
             owner, value = owners[name], state[name]
             if value is not owner and not is_dtensor(owner) and placement_of(backing_shard(owner)).is_compute_sharded:
                 state[name] = value.as_subclass(LocalShard)
-        marked = LocalState(state, message)
+        marked = LocalState(state, self._message)
         vars(marked).update({key: value for key, value in vars(state).items() if key != "message"})
         return marked
 
-    model._register_state_dict_hook(mark)  # noqa: SLF001 (the public ones cannot replace the dict)
+
+def _has_local_state(module: nn.Module) -> bool:
+    hooks = module._state_dict_hooks.values()  # noqa: SLF001 (torch has no public name for them)
+    return any(isinstance(hook, _Mark) for hook in hooks)
 
 
 def mark_optimizer_state(

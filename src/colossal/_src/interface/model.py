@@ -1,6 +1,7 @@
 """The boosted model."""
 
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from copy import deepcopy
 from typing import TYPE_CHECKING, Any
@@ -15,6 +16,7 @@ from colossal._src.comm import RandomStreams
 from colossal._src.interface.adapter_names import is_peft_model, model_without_adapters
 from colossal._src.interface.copies import copy_module, refuse_copy
 from colossal._src.interface.full_spec import full_spec_of
+from colossal._src.interface.guarded_params import is_program
 from colossal._src.interface.refusal import refusal_of
 from colossal._src.tensor import backing_shard, grad_of, is_dtensor, set_grad
 from colossal.errors import ConfigError, UnsupportedError
@@ -24,6 +26,10 @@ if TYPE_CHECKING:
 
 _KEEP_PEFT = "unwrap_peft=False"
 _OF_PARAMETERS = ("device", "dtype")
+_SUBSCRIPT = (
+    ". The model that was boosted is: use model.unwrap()[index]",
+    ". The model is partitioned into pipeline stages: use modules of the model before it is boosted",
+)
 
 # apart from the models, whose copies and files would otherwise contain the optimizer that reduces gradients
 _NO_SYNC: "WeakKeyDictionary[nn.Module, Callable[[], AbstractContextManager[Any]]]" = WeakKeyDictionary()
@@ -54,8 +60,10 @@ class ModelWrapper(nn.Module):
         self._streams: RandomStreams | None = None
         self._prepare_pass: Callable[[ModelWrapper, nn.Module], None] | None = None
         from colossal._src.interface.full_state_dict import refuse_partial_export
+        from colossal._src.interface.partial_model import refuse_own_names
 
-        refuse_partial_export(unwrap_model(module), self)
+        self._missing = refuse_partial_export(unwrap_model(module), self)
+        self.register_load_state_dict_pre_hook(refuse_own_names)
 
     def __getattr__(self, name: str) -> Any:
         """Find a parameter, buffer or module, as of every `torch.nn.Module`; and ``device`` and ``dtype``.
@@ -74,6 +82,70 @@ class ModelWrapper(nn.Module):
             if advice := _attribute_hint(vars(self).get("_modules", {}).get("module"), name):
                 raise AttributeError(f"{error}. {advice}") from None
             raise
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Refuse to set what the user's own model has, such as its loss function: it would not see it.
+
+        Raises:
+            UnsupportedError: A program sets it on the wrapper; the message says where to.
+        """
+        own = vars(self)
+        is_known = name in own or name[0] == "_" or hasattr(type(self), name) or name in own.get("_modules", {})
+        is_by_program = not is_known and is_program(sys._getframe(1))  # noqa: SLF001 (the only way to find the caller)
+        if is_by_program and (advice := _attribute_hint(own.get("_modules", {}).get("module"), name)):
+            raise UnsupportedError(
+                f"A boosted model is a wrapper of the one that was boosted. Found that {name} is set on it, which that "
+                f"one would not see. {advice}"
+            )
+        super().__setattr__(name, value)
+
+    def __getitem__(self, index: Any) -> Any:
+        """Refuse: the user's own model may have modules by number, and the wrapper has not.
+
+        Args:
+            index: That of a module.
+
+        Raises:
+            TypeError: Always; the message says where they are.
+        """
+        own, full_spec = self.unwrap(), full_spec_of(unwrap_model(self))
+        roots = (own,) if full_spec is None else full_spec.roots
+        advice = "" if not any(hasattr(root, "__getitem__") for root in roots) else _SUBSCRIPT[full_spec is not None]
+        raise TypeError(f"{type(self).__name__!r} object is not subscriptable{advice}")
+
+    def parameters(self, recurse: bool = True) -> Iterator[nn.Parameter]:
+        """Iterate over the parameters of this rank, which under tensor and pipeline parallelism are a part of all.
+
+        Args:
+            recurse: That of `torch.nn.Module.parameters`.
+
+        Returns:
+            An iterator over them; once, a warning says what to compute otherwise where they are a part.
+        """
+        self._note_partial_values(sys._getframe(1))  # noqa: SLF001 (as above)
+        return super().parameters(recurse)
+
+    def named_parameters(
+        self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
+    ) -> Iterator[tuple[str, nn.Parameter]]:
+        """Iterate over the parameters of this rank with their names, as `parameters` does.
+
+        Args:
+            prefix: That of `torch.nn.Module.named_parameters`.
+            recurse: That of `torch.nn.Module.named_parameters`.
+            remove_duplicate: That of `torch.nn.Module.named_parameters`.
+
+        Returns:
+            An iterator over names and parameters.
+        """
+        self._note_partial_values(sys._getframe(1))  # noqa: SLF001 (as above)
+        return super().named_parameters(prefix, recurse, remove_duplicate)
+
+    def _note_partial_values(self, caller: Any) -> None:
+        if self._missing and is_program(caller):
+            from colossal._src.interface.partial_model import warn_of_partial_values
+
+            warn_of_partial_values(self._missing)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run the wrapped module's forward pass inside the context.

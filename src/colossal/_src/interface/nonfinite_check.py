@@ -84,7 +84,7 @@ class NonFiniteCheck:
             if (grad := grad_of(each)) is not None and not _values(grad).isfinite().all()
         ]
         rank = dist.get_rank() if dist.is_initialized() else 0
-        places = gather_objects((rank, found), self._groups)
+        places = gather_objects((rank, found), self._groups, "compares non-finite gradients")
         raise NonFiniteError(
             "A step needs a finite loss and finite gradients. Found in step "
             f"{step} {'; '.join(f'on rank {rank}: {_shortened(each)}' for rank, each in places if each)}. Nothing was "

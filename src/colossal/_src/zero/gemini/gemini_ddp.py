@@ -26,7 +26,15 @@ from colossal._src.interface import (
     refuse_copy,
     unwrap_model,
 )
-from colossal._src.tensor import DATA, Replicas, backing_shard, local_regions_of, operators_mesh, replicas_of
+from colossal._src.tensor import (
+    DATA,
+    Replicas,
+    backing_shard,
+    local_regions_of,
+    operators_mesh,
+    placement_of,
+    replicas_of,
+)
 from colossal._src.zero.gemini.chunk_building import DeviceLike, build_chunks, check_devices, check_replicas
 from colossal._src.zero.gemini.chunk_search import ParameterOrder
 from colossal._src.zero.gemini.gemini_config import GeminiConfig
@@ -318,7 +326,7 @@ class GeminiDDP(ModelWrapper):
                 "call booster.save_model and booster.load_model."
             )
         missing, unexpected = [n for n in own if n not in state_dict], [n for n in state_dict if n not in own]
-        wrong = [n for n in own if n in state_dict and _shape(own[n]) != _shape(state_dict[n])]
+        wrong = [n for n in own if n in state_dict and _full_shape(own[n]) != _full_shape(state_dict[n])]
         if wrong or (strict and (missing or unexpected)):
             raise RuntimeError(
                 f"Loading needs a state of the same model. Found names missing: {missing}, unexpected: {unexpected}, "
@@ -372,5 +380,5 @@ def get_static_torch_model(
     return copied
 
 
-def _shape(value: Any) -> Any:
-    return value.shape if isinstance(value, torch.Tensor) else None
+def _full_shape(value: Any) -> Any:
+    return tuple(placement_of(backing_shard(value)).shape) if isinstance(value, torch.Tensor) else None

@@ -6,8 +6,10 @@ from typing import Any
 import torch
 from torch import nn
 
+from colossal._src.cluster import ParallelMesh
+from colossal._src.comm import CallOfAllRanks, equal_on_all_ranks, int64_digest
 from colossal._src.interface import check_dense_gradients, check_unwritten_weights
-from colossal._src.tensor import placement_of, refuse_gradient_hooks
+from colossal._src.tensor import DATA, is_dtensor, placement_of, refuse_gradient_hooks
 from colossal.errors import ConfigError, UnsupportedError
 
 
@@ -75,6 +77,28 @@ def refuse_assigned_state(
             "Under TorchFSDPPlugin a model keeps the parameters that it had when it was boosted. Found a "
             f"load_state_dict(..., assign=True), which replaces {prefix}{named[0]}. Leave assign=True out: values are "
             "copied into the parameters that are there."
+        )
+
+
+def check_equal_state(
+    mesh: ParallelMesh, module: nn.Module, state: Mapping[str, Any], prefix: str, *_found: object
+) -> None:
+    """Reject a state dict of full tensors that differs between ranks: a shard of each would make a model of no rank.
+
+    Communication: all_reduce, dp, 16 bytes, for each module that has parameters; not counted.
+    """
+    named = {f"{prefix}{name}": each for name, each in module.named_parameters(recurse=False) if is_dtensor(each)}
+    if not named:
+        return
+    full = {name: state[name] for name in named if isinstance(state.get(name), torch.Tensor)}
+    contents = [each for name, value in full.items() if not is_dtensor(value) for each in (name, value)]
+    with CallOfAllRanks("load the state of a model that is sharded, by load_state_dict,"):
+        equal = equal_on_all_ranks([int64_digest(*contents)], [mesh.group(DATA)])
+    if not all(equal):
+        raise ConfigError(
+            "Each rank copies its shards from a full state, which is the same on all of them. Found that ranks load "
+            f"other values, names or types of {', '.join(named)}. Read the same file on all ranks, or call "
+            "booster.load_model(model, file)."
         )
 
 

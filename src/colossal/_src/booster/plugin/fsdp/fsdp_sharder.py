@@ -11,6 +11,7 @@ from torch.distributed import ProcessGroup
 from torch.optim import Optimizer
 
 from colossal._src.booster.plugin.fsdp.fsdp_model_checks import (
+    check_equal_state,
     check_fully_shardable,
     find_ignored,
     refuse_assigned_state,
@@ -99,6 +100,7 @@ class FSDPSharder:
         guard_shards(parameters)
         for module in model.modules():
             module.register_load_state_dict_pre_hook(refuse_assigned_state)
+            module.register_load_state_dict_pre_hook(partial(check_equal_state, self._mesh))
         if optimizer is not None:
             optimizer.register_step_pre_hook(partial(unguard_shards, parameters))
             optimizer.register_step_post_hook(partial(guard_shards, parameters))

@@ -99,6 +99,10 @@ class PipelinedModel(nn.Module):
             "execute_pipeline(data_iter, model, criterion, optimizer), under torch.no_grad() to evaluate."
         )
 
+    def __getitem__(self, _index: Any) -> Any:
+        """Refuse: numbers of modules are those of the full model, of which this rank has some."""
+        raise TypeError(f"{type(self).__name__!r} object is not subscriptable. {_OF_FULL_MODEL.format('modules')}")
+
     def __getattr__(self, name: str) -> Any:
         """Find the configuration of the full model, and the device and type of the parameters of this rank."""
         if name in ("device", "dtype"):
