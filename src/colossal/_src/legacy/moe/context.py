@@ -136,7 +136,8 @@ def drops_graph() -> bool:
     The other implementation packs what the new graph saves; packing by the program may hide that this one does not.
     """
     backend: Any = torch._C  # noqa: SLF001 (no public function returns what follows)
-    packing, node = backend._autograd._top_saved_tensors_default_hooks(True), backend._current_autograd_node()  # noqa: SLF001
+    packing = backend._autograd._top_saved_tensors_default_hooks(True)  # noqa: SLF001 (no public one)
+    node = backend._current_autograd_node()  # noqa: SLF001 (nor here)
     return computes_again() and (packing is None or "CheckpointFunction" in node.name())
 
 
