@@ -3,11 +3,13 @@
 from typing import Any
 
 import pytest
+import torch
 from click.testing import CliRunner
 from served import build_model, build_tokenizer
 
 from colossal._src.cli.serve import command
 from colossal._src.inference import server
+from colossal._src.inference.packed_weights import PackedWeight, packs_weights
 from colossal._src.inference.server import ServerSettings
 
 
@@ -31,6 +33,15 @@ def served(monkeypatch) -> list[Any]:
 
     monkeypatch.setattr(server, "run_server", remember)
     return found
+
+
+def test_dtype_is_that_of_the_parameters(folder, served) -> None:
+    done = CliRunner().invoke(command, [str(folder), "--dtype", "bfloat16"])
+    assert done.exit_code == 0, done.output
+    engine, settings = served
+    assert settings.dtype == torch.bfloat16
+    assert {parameter.dtype for parameter in engine.model.parameters()} == {torch.bfloat16}
+    assert isinstance(engine.model.get_output_embeddings().weight, PackedWeight) == packs_weights()
 
 
 def test_options_are_settings(folder, served) -> None:

@@ -20,6 +20,7 @@ from colossal._src.inference.request_table import RequestId
 from colossal._src.inference.requests import RequestOutput
 from colossal._src.inference.statistics import EngineStatistics
 from colossal._src.inference.weights import FixedWeights, weights_of
+from colossal.accelerator import get_current_device
 from colossal.errors import ConfigError
 
 
@@ -43,8 +44,8 @@ class InferenceEngine:
 
     Args:
         model_or_path: A causal language model of transformers, boosted, or in evaluation mode; or a folder that has
-            one. Several ranks shard it in place; of a folder with safetensors files each reads its shard only. On a
-            CPU the weights of a folder in bfloat16 are packed, as the processor multiplies them fastest.
+            one. Several ranks shard it in place; of a folder with safetensors files each reads its shard only. A model
+            of a folder is on the current device; on a CPU weights in bfloat16 are packed, which makes products faster.
         tokenizer: A tokenizer of transformers. None takes that of the folder, and for a model none: prompts are then
             tokens, and outputs have no text.
         inference_config: How much it holds and computes at once.
@@ -95,6 +96,8 @@ class InferenceEngine:
             self._weights = weights_of(model_or_path, config)
         else:
             model, tokenizer = load_model(fspath(model_or_path), tokenizer, config.dtype, lazily=mesh is not None)
+            if mesh is None:  # else each rank moves its shard
+                model.to(get_current_device())
             self._weights = FixedWeights(model)
         model = self._weights.model
         check_model(model)

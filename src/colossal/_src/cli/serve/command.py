@@ -14,6 +14,7 @@ from colossal._src.cli.serve.rank_processes import RankProcesses, obey_the_first
 
 _COUNT = click.IntRange(min=1)
 _SECONDS = click.FloatRange(min=0, min_open=True)
+_DTYPES = ("float32", "bfloat16", "float16")
 _NEEDED = ("fastapi", "uvicorn", "prometheus_client", "transformers", "pydantic", "starlette")
 
 
@@ -23,6 +24,7 @@ _NEEDED = ("fastapi", "uvicorn", "prometheus_client", "transformers", "pydantic"
 @click.option("--port", type=click.IntRange(0, 65535), help="8020, or what the configuration file says.")
 @click.option("--model_name", help="What clients call the model; the name of its directory.")
 @click.option("--tokenizer", type=click.Path(exists=True, path_type=Path), help="Its directory; that of the model.")
+@click.option("--dtype", type=click.Choice(_DTYPES), help="Of the parameters; that of their files.")
 @click.option("--tp", "tp_size", type=_COUNT, help="Ranks that shard the model; 1.")
 @click.option("--pp", "pp_size", type=_COUNT, help="Stages of the model, each on the ranks of --tp; 1.")
 @click.option("--max_batch_size", type=_COUNT, help="Sequences that are computed together; 16.")
@@ -48,6 +50,8 @@ def command(context: click.Context, source: Path, **chosen: Any) -> None:
     After SIGTERM running requests are finished, and others answered by 503. It ends with 1 if a step of the model has
     failed.
     """
+    import torch
+
     from colossal.errors import ColossalError
 
     try:
@@ -65,6 +69,8 @@ def command(context: click.Context, source: Path, **chosen: Any) -> None:
             settings = ServerSettings(model=source, model_name=source.resolve().name)
         else:
             settings = read_config_file(source)
+        if chosen["dtype"] is not None:
+            chosen["dtype"] = getattr(torch, chosen["dtype"])
         settings = replace(settings, **{name: value for name, value in chosen.items() if value is not None})
         ranks = None
         if settings.tp_size * settings.pp_size > 1:

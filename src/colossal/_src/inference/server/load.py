@@ -5,7 +5,6 @@ from pathlib import Path
 
 from colossal._src.inference.config import InferenceConfig
 from colossal._src.inference.engine import InferenceEngine
-from colossal._src.inference.model_facts import load_model
 from colossal._src.inference.online.fitting import fit_config
 from colossal._src.inference.server.settings import ServerSettings
 from colossal.accelerator import get_current_device
@@ -33,13 +32,21 @@ def load_engine(settings: ServerSettings) -> InferenceEngine:
                 f"A directory of Hugging Face with a config.json is served. Found none in {model}. Save the model "
                 "there by save_pretrained, and its tokenizer."
             )
-        model, tokenizer = load_model(str(model), tokenizer, settings.dtype, lazily=config.num_ranks > 1)
-    if config.num_ranks == 1:  # else each rank moves its shard
-        model.to(get_current_device())
+        model_config = _load_config(model)
+    else:
+        model_config = model.config
+        if config.num_ranks == 1:  # else each rank moves its shard
+            model.to(get_current_device())
     fitted = fit_config(
-        model.config, config, max_input_len=settings.max_input_len, max_output_len=settings.max_output_len
+        model_config, config, max_input_len=settings.max_input_len, max_output_len=settings.max_output_len
     )
     return InferenceEngine(model, tokenizer, replace(fitted, num_blocks=settings.num_blocks))
+
+
+def _load_config(path: str | Path) -> object:
+    from transformers import AutoConfig
+
+    return AutoConfig.from_pretrained(path)
 
 
 def _load_tokenizer(path: str | Path) -> object:

@@ -138,6 +138,9 @@ class MoeLayer(nn.Module):
 
         Returns:
             The results, of the same shape; with `returns_loss` the auxiliary loss too.
+
+        Raises:
+            UnsupportedError: Reentrant activation checkpointing computes it in training, without `returns_loss`.
         """
         output, routing = cast("tuple[torch.Tensor, Routing]", self.moe(inputs))
         if self.returns_loss:
