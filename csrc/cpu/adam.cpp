@@ -10,14 +10,13 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
-#include <thread>
-#include <vector>
 
 #if defined(__x86_64__)
 #include <immintrin.h>
 #endif
 
 #include "../adam.h"
+#include "threads.h"
 #include "vectors.h"
 
 using namespace colossal;
@@ -39,17 +38,15 @@ struct Portable {
 };
 
 #if defined(__x86_64__)
-#define AVX2 __attribute__((target("avx2,fma,f16c")))
-#define AVX512 __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")))
 
 struct F16c {
-  AVX2 static void widen16(const uint16_t* from, float* to, int64_t n) {
+  COLOSSAL_AVX2 static void widen16(const uint16_t* from, float* to, int64_t n) {
     int64_t i = 0;
     for (; i + 8 <= n; i += 8)
       _mm256_storeu_ps(to + i, _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from + i))));
     Portable::widen16(from + i, to + i, n - i);
   }
-  AVX2 static void narrow16(const float* from, uint16_t* to, int64_t n) {
+  COLOSSAL_AVX2 static void narrow16(const float* from, uint16_t* to, int64_t n) {
     int64_t i = 0;
     for (; i + 8 <= n; i += 8)
       _mm_storeu_si128(reinterpret_cast<__m128i*>(to + i),
@@ -123,18 +120,18 @@ void run_portable(const Tensor& tensor, int64_t begin, int64_t end, const Step& 
 }
 
 #if defined(__x86_64__)
-AVX2 void run_avx2(const Tensor& tensor, int64_t begin, int64_t end, const Step& step) {
+COLOSSAL_AVX2 void run_avx2(const Tensor& tensor, int64_t begin, int64_t end, const Step& step) {
   run<F16c>(tensor, begin, end, step);
 }
 
-AVX512 COLOSSAL_INLINE __m512 load(const void* from, uint8_t type, int64_t at, __mmask16 mask) {
+COLOSSAL_AVX512 COLOSSAL_INLINE __m512 load(const void* from, uint8_t type, int64_t at, __mmask16 mask) {
   if (type == kFloat32) return _mm512_maskz_loadu_ps(mask, static_cast<const float*>(from) + at);
   const __m256i halves = _mm256_maskz_loadu_epi16(mask, static_cast<const uint16_t*>(from) + at);
   if (type == kFloat16) return _mm512_cvtph_ps(halves);
   return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(halves), 16));
 }
 
-AVX512 COLOSSAL_INLINE void store(__m512 values, void* to, uint8_t type, int64_t at, __mmask16 mask) {
+COLOSSAL_AVX512 COLOSSAL_INLINE void store(__m512 values, void* to, uint8_t type, int64_t at, __mmask16 mask) {
   if (type == kFloat32) return _mm512_mask_storeu_ps(static_cast<float*>(to) + at, mask, values);
   uint16_t* halves = static_cast<uint16_t*>(to) + at;
   if (type == kFloat16) {
@@ -150,13 +147,13 @@ AVX512 COLOSSAL_INLINE void store(__m512 values, void* to, uint8_t type, int64_t
 }
 
 // The processor fetches ahead by itself, but not over the end of a page, and too late where others use the memory too.
-AVX512 COLOSSAL_INLINE void fetch(const void* from, uint8_t type, int64_t at) {
+COLOSSAL_AVX512 COLOSSAL_INLINE void fetch(const void* from, uint8_t type, int64_t at) {
   _mm_prefetch(static_cast<const char*>(from) + (at + kAhead) * (type == kFloat32 ? 4 : 2), _MM_HINT_T0);
 }
 
 // The unit that divides also takes roots, and would be what everything waits for; so roots are estimated to 14 bits and
 // refined once, which leaves an error of a unit in the last place. Not for numbers whose squares leave the range.
-AVX512 COLOSSAL_INLINE __m512 root(__m512 value) {
+COLOSSAL_AVX512 COLOSSAL_INLINE __m512 root(__m512 value) {
   const __mmask16 is_usual = _mm512_cmp_ps_mask(value, _mm512_set1_ps(1e-25f), _CMP_GE_OQ) &
                              _mm512_cmp_ps_mask(value, _mm512_set1_ps(1e38f), _CMP_LE_OQ);
   if (__builtin_expect(is_usual != 0xffff, 0)) return _mm512_sqrt_ps(value);
@@ -165,7 +162,7 @@ AVX512 COLOSSAL_INLINE __m512 root(__m512 value) {
   return _mm512_fmadd_ps(_mm512_fnmadd_ps(near, near, value), half, near);
 }
 
-AVX512 void run_avx512(const Tensor& given, int64_t begin, int64_t end, const Step& step) {
+COLOSSAL_AVX512 void run_avx512(const Tensor& given, int64_t begin, int64_t end, const Step& step) {
   const Tensor tensor = given;  // in registers, which no store can change
   const __m512 beta1 = _mm512_set1_ps(step.beta1), beta2 = _mm512_set1_ps(step.beta2);
   const __m512 rest1 = _mm512_set1_ps(step.rest1), rest2 = _mm512_set1_ps(step.rest2);
@@ -196,21 +193,18 @@ AVX512 void run_avx512(const Tensor& given, int64_t begin, int64_t end, const St
 }
 #endif
 
-Run run_of(int32_t level) {
+constexpr Run kRuns[] = {
+    run_portable,
 #if defined(__x86_64__)
-  constexpr Run runs[] = {run_portable, run_avx2, run_avx512};
-  return runs[vectors_up_to(level)];
-#else
-  (void)level;
-  return run_portable;
+    run_avx2, run_avx512,
 #endif
-}
+};
 
 }  // namespace
 
 // level: 2 for the widest vectors that the processor has, 1 for AVX2 at most, 0 for portable code.
 extern "C" void colossal_adam(const Tensor* tensors, int64_t count, const Step* step, int32_t threads, int32_t level) {
-  const Run run_part = run_of(level);
+  const Run run_part = kRuns[vectors_up_to(level)];
   int64_t total = 0;
   for (int64_t i = 0; i < count; ++i) total += tensors[i].numel;
   const int64_t workers = std::max<int64_t>(1, std::min<int64_t>(threads, total / kLeastOfThread));
@@ -222,8 +216,5 @@ extern "C" void colossal_adam(const Tensor* tensors, int64_t count, const Step* 
       if (from < to) run_part(tensors[i], from - begin, to - begin, *step);
     }
   };
-  std::vector<std::thread> others;
-  for (int64_t worker = 1; worker < workers; ++worker) others.emplace_back(work, worker);
-  work(0);
-  for (auto& other : others) other.join();
+  run_on_threads(workers, work);
 }

@@ -8,11 +8,11 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
-#include <thread>
 #include <vector>
 
 #include "../numbers.h"
 #include "exponential.h"
+#include "threads.h"
 #include "vectors.h"
 
 using namespace colossal;
@@ -152,41 +152,26 @@ void run_portable(const Batch& given, int64_t type, int64_t begin, int64_t end) 
   attend_typed(given, type, begin, end);
 }
 
-#if defined(__x86_64__)
-__attribute__((target("avx2,fma"))) void run_avx2(const Batch& given, int64_t type, int64_t begin, int64_t end) {
+COLOSSAL_AVX2 void run_avx2(const Batch& given, int64_t type, int64_t begin, int64_t end) {
   attend_typed(given, type, begin, end);
 }
 
-__attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma"))) void run_avx512(const Batch& given, int64_t type,
-                                                                                     int64_t begin, int64_t end) {
+COLOSSAL_AVX512 void run_avx512(const Batch& given, int64_t type, int64_t begin, int64_t end) {
   attend_typed(given, type, begin, end);
 }
-#endif
 
-Run run_of(int64_t level) {
-#if defined(__x86_64__)
-  constexpr Run runs[] = {run_portable, run_avx2, run_avx512};
-  return runs[vectors_up_to(level)];
-#else
-  (void)level;
-  return run_portable;
-#endif
-}
+constexpr Run kRuns[] = {run_portable, run_avx2, run_avx512};
 
 }  // namespace
 
 // level: 2 for the widest vectors that the processor has, 1 for AVX2 at most, 0 for portable code.
 extern "C" void colossal_paged_attention(const Batch* given, int64_t type, int64_t max_threads, int64_t level) {
-  const Run run = run_of(level);
+  const Run run = kRuns[vectors_up_to(level)];
   const int64_t pieces = given->num_rows * given->num_kv_heads;
   int64_t tokens = 0;
   for (int64_t row = 0; row < given->num_rows; ++row) tokens += given->ends[row];
   const int64_t products = tokens * given->num_heads * (given->width + given->value_width);
   const int64_t wanted = std::min(pieces, products / kLeastOfThread + 1);
   const int64_t num_threads = std::max<int64_t>(1, std::min(max_threads, wanted));
-  std::vector<std::thread> threads;
-  for (int64_t each = 1; each < num_threads; ++each)
-    threads.emplace_back(run, std::cref(*given), type, pieces * each / num_threads, pieces * (each + 1) / num_threads);
-  run(*given, type, 0, pieces / num_threads);
-  for (std::thread& thread : threads) thread.join();
+  run_in_parts(num_threads, pieces, [&](int64_t begin, int64_t end) { run(*given, type, begin, end); });
 }

@@ -1,8 +1,17 @@
-// Which vectors the processor has.
+// Which vectors the processor has, and functions that are compiled for them.
 
 #pragma once
 
 #include <cstdint>
+
+// What is compiled for one kind of vectors; as any other function where there are none of that kind.
+#if defined(__x86_64__)
+#define COLOSSAL_AVX2 __attribute__((target("avx2,fma,f16c")))
+#define COLOSSAL_AVX512 __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")))
+#else
+#define COLOSSAL_AVX2
+#define COLOSSAL_AVX512
+#endif
 
 namespace colossal {
 

@@ -7,15 +7,11 @@ from typing import Any
 import pytest
 import torch
 from decoders import DECODERS, MORE_DECODERS, VOCABULARY, build_decoder, generate, make_prompts
+from engines import SIZES, TIGHT, greedy, tokens_of
 from transformers import GenerationConfig, MambaConfig, MambaForCausalLM, T5Config, T5ForConditionalGeneration
 
 from colossal.errors import ConfigError, UnsupportedError
-from colossal.inference import InferenceConfig, InferenceEngine, RequestOutput, SamplingParams
-
-SIZES: dict[str, Any] = {"max_input_len": 32, "max_output_len": 32}
-TIGHT: dict[str, Any] = {"max_batch_size": 4, "block_size": 4, "num_blocks": 20, "max_tokens_per_step": 12}
-TIGHT |= {"output_reserve": 0.0}
-"""Prompts in chunks, next to outputs, on so few pages that sequences are preempted; prefixes are used again."""
+from colossal.inference import InferenceConfig, InferenceEngine, SamplingParams
 
 
 @pytest.fixture(scope="module")
@@ -25,14 +21,6 @@ def llama() -> Any:
 
 def make_engine(model: Any, tokenizer: Any = None, **options: Any) -> InferenceEngine:
     return InferenceEngine(model, tokenizer, InferenceConfig(**SIZES | options))
-
-
-def tokens_of(outputs: list[RequestOutput]) -> list[list[int]]:
-    return [list(output.outputs[0].token_ids) for output in outputs]
-
-
-def greedy(max_tokens: int, **params: Any) -> SamplingParams:
-    return SamplingParams(temperature=0.0, max_tokens=max_tokens, **params)
 
 
 def check_integrity(engine: InferenceEngine) -> None:

@@ -8,17 +8,13 @@ from typing import Any
 import pytest
 import torch
 from decoders import DECODERS, MORE_DECODERS, build_decoder, generate, make_prompts
+from engines import SIZES, TIGHT, assert_led, greedy, lead, tokens_of
 from torch import distributed as dist
 
 from colossal._src.testing.limits import scaled
 from colossal.errors import CommunicationError, ConfigError
-from colossal.inference import InferenceConfig, InferenceEngine, RequestOutput, SamplingParams
+from colossal.inference import InferenceConfig, InferenceEngine, SamplingParams
 from colossal.testing import WorldError, run_processes, run_threads
-
-SIZES: dict[str, Any] = {"max_input_len": 32, "max_output_len": 32}
-TIGHT: dict[str, Any] = {"max_batch_size": 4, "block_size": 4, "num_blocks": 20, "max_tokens_per_step": 12}
-TIGHT |= {"output_reserve": 0.0}
-"""Prompts in chunks, next to outputs, on so few pages that sequences are preempted; prefixes are used again."""
 
 WITHOUT_A_PLAN = ("gpt_neo", "mpt", "gpt_bigcode")
 HEAD = "lm_head.weight"
@@ -26,14 +22,6 @@ HEAD = "lm_head.weight"
 
 def build(model: Any, tp: int, pp: int, **options: Any) -> InferenceEngine:
     return InferenceEngine(model, None, InferenceConfig(tp_size=tp, pp_size=pp, **SIZES | options))
-
-
-def greedy(max_tokens: int, **params: Any) -> SamplingParams:
-    return SamplingParams(temperature=0.0, max_tokens=max_tokens, **params)
-
-
-def tokens_of(outputs: list[RequestOutput]) -> list[list[int]]:
-    return [list(output.outputs[0].token_ids) for output in outputs]
 
 
 def layers_with_pages(engine: InferenceEngine) -> list[int]:
@@ -171,29 +159,11 @@ def test_a_tied_head_is_on_the_last_stage_as_well(tmp_path) -> None:
 
 
 def serve(model: Any, prompts: list[list[int]]) -> Any:
-    engine = build(model, 1, 2, **TIGHT)
-    if dist.get_rank():
-        return engine.follow()
-    ids = [engine.add_request(prompt, greedy(8)) for prompt in prompts]
-    engine.step()
-    engine.abort(ids[-1])
-    finished: dict[Any, RequestOutput] = {}
-    while engine.has_requests:
-        finished |= {output.request_id: output for output in engine.step()}
-    engine.step()  # with nothing to compute
-    logits = engine.prompt_logits(prompts[0])
-    again = tokens_of(engine.generate(prompts, greedy(8)))  # those that follow take part
-    engine.close()
-    return tokens_of([finished[each] for each in ids[:-1]]), again, logits
+    return lead(build(model, 1, 2, **TIGHT), prompts)
 
 
 def test_the_others_follow_the_first_rank() -> None:
-    model, prompts = build_decoder("llama"), make_prompts()
-    expected = generate(model, prompts, 8)
-    (found, again, logits), _ = run_processes(serve, 2, model, prompts)
-    assert found == expected[:-1]
-    assert again == expected
-    torch.testing.assert_close(logits, model(torch.tensor(prompts[:1])).logits[0].detach(), rtol=0, atol=1e-12)
+    assert_led(run_processes(serve, 2, build_decoder("llama"), make_prompts()))
 
 
 def generate_until_one_is_lost(prompts: list[list[int]], lost: int) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from decoders import DECODERS, MORE_DECODERS, build_decoder, generate, make_prompts
+from engines import SIZES, TIGHT, assert_led, greedy, lead, tokens_of
 from torch import distributed as dist
 
 from colossal._src.testing.limits import scaled
@@ -17,11 +18,6 @@ from colossal.errors import CommunicationError, ConfigError
 from colossal.inference import InferenceConfig, InferenceEngine, RequestOutput, SamplingParams
 from colossal.testing import WorldError, run_processes, run_threads
 
-SIZES: dict[str, Any] = {"max_input_len": 32, "max_output_len": 32}
-TIGHT: dict[str, Any] = {"max_batch_size": 4, "block_size": 4, "num_blocks": 20, "max_tokens_per_step": 12}
-TIGHT |= {"output_reserve": 0.0}
-"""Prompts in chunks, next to outputs, on so few pages that sequences are preempted; prefixes are used again."""
-
 QUICK = ("llama", "bloom", "falcon-rope")  # one key for two heads, a bias of positions, one key for all heads
 WITHOUT_A_PLAN = ("gpt_neo", "mpt", "gpt_bigcode")
 
@@ -29,14 +25,6 @@ WITHOUT_A_PLAN = ("gpt_neo", "mpt", "gpt_bigcode")
 def build(model: Any, size: int, **options: Any) -> InferenceEngine:
     """Build an engine of a copy: ranks that are threads would shard the same model."""
     return InferenceEngine(copy.deepcopy(model), None, InferenceConfig(tp_size=size, **SIZES | options))
-
-
-def greedy(max_tokens: int, **params: Any) -> SamplingParams:
-    return SamplingParams(temperature=0.0, max_tokens=max_tokens, **params)
-
-
-def tokens_of(outputs: list[RequestOutput]) -> list[list[int]]:
-    return [list(output.outputs[0].token_ids) for output in outputs]
 
 
 def shapes_of_pages(engine: InferenceEngine) -> set[int]:
@@ -159,31 +147,11 @@ def test_each_rank_takes_its_shard_of_a_checkpoint_of_a_booster(tmp_path, use_sa
 
 
 def serve(model: Any, prompts: list[list[int]]) -> Any:
-    engine = build(model, 2, **TIGHT)
-    if dist.get_rank():
-        engine.follow()
-        return engine.has_requests
-    ids = [engine.add_request(prompt, greedy(8)) for prompt in prompts]
-    engine.step()
-    engine.abort(ids[-1])
-    finished: dict[Any, RequestOutput] = {}
-    while engine.has_requests:
-        finished |= {output.request_id: output for output in engine.step()}
-    engine.step()  # with nothing to compute
-    logits = engine.prompt_logits(prompts[0])
-    again = tokens_of(engine.generate(prompts, greedy(8)))  # those that follow take part
-    engine.close()
-    return tokens_of([finished[each] for each in ids[:-1]]), again, logits
+    return lead(build(model, 2, **TIGHT), prompts)
 
 
 def test_the_others_follow_the_first_rank() -> None:
-    model, prompts = build_decoder("llama"), make_prompts()
-    expected = generate(model, prompts, 8)
-    (found, again, logits), has_requests = run_threads(serve, 2, model, prompts)
-    assert found == expected[:-1]
-    assert again == expected
-    torch.testing.assert_close(logits, model(torch.tensor(prompts[:1])).logits[0].detach(), rtol=0, atol=1e-12)
-    assert has_requests is False
+    assert_led(run_threads(serve, 2, build_decoder("llama"), make_prompts()))
 
 
 def test_each_group_of_ranks_has_an_engine_of_its_own() -> None:

@@ -1,5 +1,7 @@
 """The gate of feed-forward layers equals torch's operations in float64, and so do its gradients."""
 
+from contextlib import AbstractContextManager
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -9,6 +11,11 @@ from torch.nn import functional
 from colossal._src.kernel import gated_silu, silu
 
 TOLERANCES = [(torch.float32, 2e-6), (torch.float64, 4e-15), (torch.bfloat16, 8e-3)]
+
+
+def kernel_is_there(is_there: bool) -> AbstractContextManager[Any]:
+    """Go on as where it can be built, or as where it cannot."""
+    return mock.patch.object(silu, "host_function", silu.host_function if is_there else lambda _: None)
 
 
 def by_torch(gate_up: torch.Tensor) -> torch.Tensor:
@@ -30,7 +37,7 @@ def draw(rows: int, width: int, dtype: torch.dtype) -> tuple[torch.Tensor, torch
 def test_equals_float64(sizes: tuple[int, int], dtype: torch.dtype, tolerance: float, level: int | None) -> None:
     """Without a level, code of its own could not be built."""
     gate_up, grad = draw(*sizes, dtype)
-    with mock.patch.object(silu, "_function", (lambda: None) if level is None else silu._function):
+    with kernel_is_there(level is not None):
         assert silu._has_kernel(gate_up.detach()) == (level is not None)
         values = gated_silu(gate_up, level or 0)
         values.backward(grad)
@@ -81,6 +88,6 @@ def test_threads_share_the_rows() -> None:
 def test_twice_differentiable(has_kernel: bool) -> None:
     gate_up, _ = draw(3, 4, torch.float64)
     gate_up = (gate_up / 100).detach().requires_grad_()
-    with mock.patch.object(silu, "_function", silu._function if has_kernel else lambda: None):
+    with kernel_is_there(has_kernel):
         assert torch.autograd.gradcheck(gated_silu, (gate_up,))
         assert torch.autograd.gradgradcheck(gated_silu, (gate_up,))

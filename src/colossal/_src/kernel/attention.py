@@ -1,20 +1,15 @@
 """Attention of new tokens to keys and values in pages, in own code for host memory."""
 
 import ctypes
-from collections.abc import Callable
-from functools import cache
 from typing import NamedTuple, final
 
 import torch
 
-from colossal._src._native import library
-from colossal.errors import UnsupportedError
+from colossal._src.kernel.host_code import CODES, WIDEST_VECTORS, host_function
 
-_CODES = {torch.float32: 1, torch.bfloat16: 2, torch.float64: 3}
-_WIDEST_VECTORS = 2
 _POINTERS = ("query", "keys", "values", "out", "slots", "sequences", "ends")
 _NUMBERS = ("slots_stride", "num_rows", "num_heads", "num_kv_heads", "width", "value_width", "key_stride")
-PAGED_DTYPES = frozenset(_CODES)
+PAGED_DTYPES = frozenset(CODES)
 """Of queries, keys and values."""
 
 
@@ -43,7 +38,7 @@ class PagedTokens(NamedTuple):
 
 def has_paged_attention(device: torch.device) -> bool:
     """Whether `paged_attention` runs here: on host memory, if its code could be built."""
-    return device.type == "cpu" and _function() is not None
+    return device.type == "cpu" and host_function("paged_attention") is not None
 
 
 def paged_attention(
@@ -54,7 +49,7 @@ def paged_attention(
     *,
     scale: float,
     window: int | None = None,
-    level: int = _WIDEST_VECTORS,
+    level: int = WIDEST_VECTORS,
 ) -> torch.Tensor:
     """Attend from one token of each row to all tokens of its sequence, or to the last ones.
 
@@ -70,7 +65,7 @@ def paged_attention(
     Returns:
         Of shape (rows, heads, value_width).
     """
-    function = _function()
+    function = host_function("paged_attention")
     assert function is not None
     assert query.dtype == keys.dtype == values.dtype  # or the kernel would read other memory
     query = query.contiguous()
@@ -80,16 +75,5 @@ def paged_attention(
     addresses = (each.data_ptr() for each in (query, keys, values, out, *tokens))
     numbers = (tokens.slots.shape[1], rows, heads, kv_heads, width, value_width, kv_heads * width)
     batch = _Batch(*addresses, *numbers, kv_heads * value_width, window or 0, scale)
-    function(ctypes.byref(batch), _CODES[query.dtype], torch.get_num_threads(), level)
+    function(batch, query.dtype, level)
     return out
-
-
-@cache
-def _function() -> Callable[..., None] | None:
-    try:
-        function = library("cpu/paged_attention").colossal_paged_attention
-    except UnsupportedError:
-        return None
-    function.argtypes = (ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64)
-    function.restype = None
-    return function

@@ -3,18 +3,12 @@
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 
 import ctypes
-from collections.abc import Callable
-from functools import cache
 from typing import Any
 
 import torch
 from torch.nn import functional
 
-from colossal._src._native import library
-from colossal.errors import UnsupportedError
-
-_CODES = {torch.float32: 1, torch.bfloat16: 2, torch.float64: 3}
-_WIDEST_VECTORS = 2
+from colossal._src.kernel.host_code import CODES, WIDEST_VECTORS, host_function
 
 
 class _Rows(ctypes.Structure):
@@ -24,7 +18,7 @@ class _Rows(ctypes.Structure):
     )
 
 
-def gated_silu(gate_up: torch.Tensor, level: int = _WIDEST_VECTORS) -> torch.Tensor:
+def gated_silu(gate_up: torch.Tensor, level: int = WIDEST_VECTORS) -> torch.Tensor:
     """Multiply the second half of the features by the SiLU of the first.
 
     In host memory that is one pass over them, and one backward, in float32 or float64. Gradients can be differentiated
@@ -73,25 +67,14 @@ class _GatedSilu(torch.autograd.Function):
 def _has_kernel(tensor: torch.Tensor) -> bool:
     """Whether own code reads a tensor: one with memory of the host."""
     is_plain = type(tensor) is torch.Tensor and tensor.device.type == "cpu"
-    return is_plain and tensor.dtype in _CODES and _function() is not None
+    return is_plain and tensor.dtype in CODES and host_function("gated_silu") is not None
 
 
 def _run(gate_up: torch.Tensor, grad: torch.Tensor | None, out: torch.Tensor, level: int) -> torch.Tensor:
-    function = _function()
+    function = host_function("gated_silu")
     assert function is not None
     gate_up, grad = gate_up.contiguous(), None if grad is None else grad.contiguous()
     addresses = gate_up.data_ptr(), None if grad is None else grad.data_ptr(), out.data_ptr()
     rows = _Rows(*addresses, len(gate_up), gate_up.shape[1] // 2)
-    function(ctypes.byref(rows), _CODES[out.dtype], torch.get_num_threads(), level)
+    function(rows, out.dtype, level)
     return out
-
-
-@cache
-def _function() -> Callable[..., None] | None:
-    try:
-        function = library("cpu/gated_silu").colossal_gated_silu
-    except UnsupportedError:
-        return None
-    function.argtypes = (ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64)
-    function.restype = None
-    return function
