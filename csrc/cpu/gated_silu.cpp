@@ -1,4 +1,4 @@
-// The SiLU of the first half of each row, times its second half, and the gradients of both.
+// The SiLU of the first half of each row, times its second half, and the gradients of both; times a factor of the row.
 //
 // Each number is read once and written once; operations one after the other would go through memory for each of them.
 // It is computed in float32, of float64 in float64. Vectors are those of the compiler, which makes them of what the
@@ -26,8 +26,12 @@ enum Type : int64_t { kFloat32 = 1, kBFloat16 = 2, kFloat64 = 3 };
 constexpr int64_t kLeastOfThread = 1 << 16;  // numbers
 
 struct Rows {
-  const void *gate_up, *grad;  // (rows, 2 * width), (rows, width); without gradients, the values are computed
-  void* out;                   // (rows, width), or the gradients of gate_up, (rows, 2 * width)
+  const void* gate_up;  // (rows, 2 * width)
+  void* values;         // (rows, width); null for none, next to gradients
+  const void* grad;     // that of the values, (rows, width), unless it is null; in the same memory as they, or not
+  void* grads;          // then those of gate_up, (rows, 2 * width), in the same memory or not
+  const void* factors;  // by which values and gradients of a row are multiplied, unless it is null; in the sum's type
+  void* of_factors;     // then their gradients, next to those of gate_up, unless it is null
   int64_t num_rows, width;
 };
 
@@ -78,17 +82,28 @@ COLOSSAL_INLINE void store(typename Of::Type values, Value* to) {
   }
 }
 
-// One vector of a row.
-template <typename Of, typename Value>
-COLOSSAL_INLINE void compute(const Value* gate, const Value* up, const Value* grad, Value* out, Value* of_up) {
-  const typename Of::Type x = load<Of>(gate), part = 1 / (1 + Of::exp(-x)), silu = x * part;
-  if (grad == nullptr) {
-    store<Of>(silu * load<Of>(up), out);
-  } else {
-    const typename Of::Type slope = load<Of>(grad);
-    store<Of>(slope * load<Of>(up) * (part + silu * (1 - part)), out);
-    store<Of>(slope * silu, of_up);
+// Where a row is, and what its numbers are multiplied by.
+template <typename Sum, typename Value>
+struct Row {
+  const Value *gate, *up, *grad;
+  Value *values, *of_gate, *of_up;
+  Sum factor;
+};
+
+// One vector of a row; returns the products of its gradients and its values.
+template <typename Of, typename Sum, typename Value>
+COLOSSAL_INLINE typename Of::Type compute(const Row<Sum, Value>& row, int64_t at) {
+  const typename Of::Type x = load<Of>(row.gate + at), up = load<Of>(row.up + at), part = 1 / (1 + Of::exp(-x));
+  const typename Of::Type silu = x * part, value = silu * up;
+  if (row.grad == nullptr) {
+    store<Of>(value * row.factor, row.values + at);
+    return value;
   }
+  const typename Of::Type grad = load<Of>(row.grad + at), slope = grad * row.factor;
+  if (row.values != nullptr) store<Of>(value * row.factor, row.values + at);
+  store<Of>(slope * up * (part + silu * (1 - part)), row.of_gate + at);
+  store<Of>(slope * silu, row.of_up + at);
+  return grad * value;
 }
 
 template <typename Sum, typename Value, int64_t kBytes>
@@ -96,20 +111,33 @@ COLOSSAL_INLINE void compute_rows(const Rows& given, int64_t begin, int64_t end)
   using Of = Vectors<Sum, kBytes>;
   constexpr int64_t lanes = kBytes / sizeof(Sum);
   const int64_t width = given.width, full = width / lanes * lanes, rest = (width - full) * sizeof(Value);
-  for (int64_t row = begin; row < end; ++row) {
-    const Value *gate = static_cast<const Value*>(given.gate_up) + 2 * row * width, *up = gate + width;
-    const Value* grad = given.grad ? static_cast<const Value*>(given.grad) + row * width : nullptr;
-    Value *out = static_cast<Value*>(given.out) + (grad ? 2 : 1) * row * width, *of_up = out + width;
-    for (int64_t at = 0; at < full; at += lanes)
-      compute<Of>(gate + at, up + at, grad ? grad + at : nullptr, out + at, of_up + at);
+  for (int64_t at = begin; at < end; ++at) {
+    const Value* gate = static_cast<const Value*>(given.gate_up) + 2 * at * width;
+    Value* of_gate = static_cast<Value*>(given.grads) + 2 * at * width;
+    const Row<Sum, Value> row = {gate,
+                                 gate + width,
+                                 given.grad ? static_cast<const Value*>(given.grad) + at * width : nullptr,
+                                 given.values ? static_cast<Value*>(given.values) + at * width : nullptr,
+                                 of_gate,
+                                 of_gate + width,
+                                 given.factors ? static_cast<const Sum*>(given.factors)[at] : 1};
+    typename Of::Type sums = {};
+    for (int64_t column = 0; column < full; column += lanes) sums += compute<Of>(row, column);
     if (rest) {  // what fills no vector
-      Value from[3][lanes] = {}, to[2][lanes] = {};
-      std::memcpy(from[0], gate + full, rest);
-      std::memcpy(from[1], up + full, rest);
-      if (grad) std::memcpy(from[2], grad + full, rest);
-      compute<Of>(from[0], from[1], grad ? from[2] : nullptr, to[0], to[1]);
-      std::memcpy(out + full, to[0], rest);
-      if (grad) std::memcpy(of_up + full, to[1], rest);
+      Value from[3][lanes] = {}, to[3][lanes] = {};
+      std::memcpy(from[0], row.gate + full, rest);
+      std::memcpy(from[1], row.up + full, rest);
+      if (row.grad) std::memcpy(from[2], row.grad + full, rest);
+      const Row<Sum, Value> last = {from[0], from[1], row.grad ? from[2] : nullptr, to[0], to[1], to[2], row.factor};
+      sums += compute<Of>(last, 0);
+      if (row.values) std::memcpy(row.values + full, to[0], rest);
+      if (row.grad) std::memcpy(row.of_gate + full, to[1], rest);
+      if (row.grad) std::memcpy(row.of_up + full, to[2], rest);
+    }
+    if (given.of_factors) {
+      Sum total = 0;
+      for (int64_t lane = 0; lane < lanes; ++lane) total += sums[lane];
+      static_cast<Sum*>(given.of_factors)[at] = total;
     }
   }
 }

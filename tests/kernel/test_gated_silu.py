@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from colossal._src.kernel import gated_silu, silu
+from colossal._src.kernel import GateTensors, gated_silu, silu, write_gate
 
 TOLERANCES = [(torch.float32, 2e-6), (torch.float64, 4e-15), (torch.bfloat16, 8e-3)]
 
@@ -38,7 +38,7 @@ def test_equals_float64(sizes: tuple[int, int], dtype: torch.dtype, tolerance: f
     """Without a level, code of its own could not be built."""
     gate_up, grad = draw(*sizes, dtype)
     with kernel_is_there(level is not None):
-        assert silu._has_kernel(gate_up.detach()) == (level is not None)
+        assert silu.has_gate_kernel(gate_up.detach()) == (level is not None)
         values = gated_silu(gate_up, level or 0)
         values.backward(grad)
     full = gate_up.detach().double().requires_grad_()
@@ -82,6 +82,26 @@ def test_threads_share_the_rows() -> None:
     finally:
         torch.set_num_threads(before)
     assert torch.equal(*found)
+
+
+@pytest.mark.parametrize("level", [0, 1, 2])
+@pytest.mark.parametrize(("dtype", "tolerance"), TOLERANCES)
+@pytest.mark.parametrize("width", [64, 37])
+def test_factors_of_rows_and_memory_that_is_written_over(width, dtype, tolerance, level) -> None:
+    gate_up, grad = (each.detach() for each in draw(5, width, dtype))
+    exact = torch.float64 if dtype == torch.float64 else torch.float32
+    factors, of_factors = torch.linspace(-2, 2, 5, dtype=exact), torch.empty(5, dtype=exact)
+    full, scale = gate_up.double().requires_grad_(), factors.double().requires_grad_()
+    expected = by_torch(full) * scale[:, None]
+    of_full, of_scale = torch.autograd.grad(expected, (full, scale), grad.double())
+    values = torch.empty_like(grad)
+    write_gate(GateTensors(gate_up, values, factors=factors), level)
+    torch.testing.assert_close(values.double(), expected.detach(), rtol=tolerance, atol=tolerance)
+    over = gate_up.clone(), grad.clone()
+    write_gate(GateTensors(over[0], over[1], over[1], over[0], factors, of_factors), level)
+    assert torch.equal(over[1], values)
+    torch.testing.assert_close(over[0].double(), of_full, rtol=tolerance, atol=tolerance)
+    torch.testing.assert_close(of_factors.double(), of_scale, rtol=width * tolerance, atol=width * tolerance)
 
 
 @pytest.mark.parametrize("has_kernel", [True, False])

@@ -10,19 +10,22 @@ if TYPE_CHECKING:
     from colossal._src.kernel.adam import AdamStep, AdamTensors, adam_step
     from colossal._src.kernel.attention import PAGED_DTYPES, PagedTokens, has_paged_attention, paged_attention
     from colossal._src.kernel.memory import huge_zeros, stream_copy
-    from colossal._src.kernel.silu import gated_silu
+    from colossal._src.kernel.silu import GateTensors, gated_silu, has_gate_kernel, write_gate
 
 _MODULE_OF = {
     "AdamStep": "colossal._src.kernel.adam",
     "AdamTensors": "colossal._src.kernel.adam",
+    "GateTensors": "colossal._src.kernel.silu",
     "PAGED_DTYPES": "colossal._src.kernel.attention",
     "PagedTokens": "colossal._src.kernel.attention",
     "adam_step": "colossal._src.kernel.adam",
     "gated_silu": "colossal._src.kernel.silu",
+    "has_gate_kernel": "colossal._src.kernel.silu",
     "has_paged_attention": "colossal._src.kernel.attention",
     "huge_zeros": "colossal._src.kernel.memory",
     "paged_attention": "colossal._src.kernel.attention",
     "stream_copy": "colossal._src.kernel.memory",
+    "write_gate": "colossal._src.kernel.silu",
 }
 
 
@@ -30,13 +33,16 @@ __all__ = [
     "PAGED_DTYPES",
     "AdamStep",
     "AdamTensors",
+    "GateTensors",
     "PagedTokens",
     "adam_step",
     "gated_silu",
+    "has_gate_kernel",
     "has_paged_attention",
     "huge_zeros",
     "paged_attention",
     "stream_copy",
+    "write_gate",
 ]
 
 

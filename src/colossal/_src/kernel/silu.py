@@ -3,7 +3,7 @@
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 
 import ctypes
-from typing import Any
+from typing import Any, NamedTuple, final
 
 import torch
 from torch.nn import functional
@@ -13,9 +13,31 @@ from colossal._src.kernel.host_code import CODES, WIDEST_VECTORS, host_function
 
 class _Rows(ctypes.Structure):
     _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("gate_up", "grad", "out")),
+        *((name, ctypes.c_void_p) for name in ("gate_up", "values", "grad", "grads", "factors", "of_factors")),
         *((name, ctypes.c_int64) for name in ("num_rows", "width")),
     )
+
+
+@final
+class GateTensors(NamedTuple):
+    """What `write_gate` reads and writes; all contiguous, and of one dtype that `has_gate_kernel` knows.
+
+    Attributes:
+        gate_up: Of shape (N, 2 F).
+        values: Where to write the values, (N, F); None for nowhere.
+        grad: Their gradient, (N, F); None for none. The values may be written over it.
+        grads: Where to write then that of `gate_up`, (N, 2 F); it may be written over that.
+        factors: What the values of each row are multiplied by, (N,), in float32, of float64 in float64; None for
+            nothing.
+        of_factors: Where to write then their gradients, (N,); None for nowhere.
+    """
+
+    gate_up: torch.Tensor
+    values: torch.Tensor | None
+    grad: torch.Tensor | None = None
+    grads: torch.Tensor | None = None
+    factors: torch.Tensor | None = None
+    of_factors: torch.Tensor | None = None
 
 
 def gated_silu(gate_up: torch.Tensor, level: int = WIDEST_VECTORS) -> torch.Tensor:
@@ -42,8 +64,10 @@ class _GatedSilu(torch.autograd.Function):
     def forward(ctx: Any, gate_up: torch.Tensor, level: int) -> torch.Tensor:
         ctx.level = level
         ctx.save_for_backward(gate_up)
-        if _has_kernel(gate_up):
-            return _run(gate_up, None, gate_up.new_empty(len(gate_up), gate_up.shape[1] // 2), level)
+        if has_gate_kernel(gate_up):
+            values = gate_up.new_empty(len(gate_up), gate_up.shape[1] // 2)
+            write_gate(GateTensors(gate_up.contiguous(), values), level)
+            return values
         gate, up = gate_up.chunk(2, 1)
         return functional.silu(gate) * up
 
@@ -56,25 +80,25 @@ class _GatedSilu(torch.autograd.Function):
             slope = sigmoid * (1 + gate * (1 - sigmoid))
             return torch.cat([grads[0] * up * slope, grads[0] * gate * sigmoid], 1), None
         found = torch.empty_like(gate_up, memory_format=torch.contiguous_format)
-        if _has_kernel(gate_up) and _has_kernel(grads[0]):
-            return _run(gate_up, grads[0], found, ctx.level), None
+        if has_gate_kernel(gate_up) and has_gate_kernel(grads[0]):
+            write_gate(GateTensors(gate_up.contiguous(), None, grads[0].contiguous(), found), ctx.level)
+            return found, None
         of_gate, of_up = found.chunk(2, 1)
         torch.mul(grads[0], functional.silu(gate), out=of_up)
         torch.ops.aten.silu_backward.grad_input(grads[0] * up, gate, grad_input=of_gate)
         return found, None
 
 
-def _has_kernel(tensor: torch.Tensor) -> bool:
+def has_gate_kernel(tensor: torch.Tensor) -> bool:
     """Whether own code reads a tensor: one with memory of the host."""
-    is_plain = type(tensor) is torch.Tensor and tensor.device.type == "cpu"
+    is_plain = type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.device.type == "cpu"
     return is_plain and tensor.dtype in CODES and host_function("gated_silu") is not None
 
 
-def _run(gate_up: torch.Tensor, grad: torch.Tensor | None, out: torch.Tensor, level: int) -> torch.Tensor:
+def write_gate(tensors: GateTensors, level: int = WIDEST_VECTORS) -> None:
+    """Compute the values of `gated_silu`, and its gradients of those of the values, in one pass by own code."""
     function = host_function("gated_silu")
     assert function is not None
-    gate_up, grad = gate_up.contiguous(), None if grad is None else grad.contiguous()
-    addresses = gate_up.data_ptr(), None if grad is None else grad.data_ptr(), out.data_ptr()
-    rows = _Rows(*addresses, len(gate_up), gate_up.shape[1] // 2)
-    function(rows, out.dtype, level)
-    return out
+    gate_up = tensors.gate_up
+    addresses = (None if each is None else each.data_ptr() for each in tensors)
+    function(_Rows(*addresses, len(gate_up), gate_up.shape[1] // 2), gate_up.dtype, level)

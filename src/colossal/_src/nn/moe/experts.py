@@ -14,7 +14,7 @@ from torch import nn
 from torch.func import functional_call
 from torch.nn import functional
 
-from colossal._src.kernel import gated_silu
+from colossal._src.nn.moe.gated_experts import gated_feed_forward, gated_sums
 from colossal._src.nn.moe.grouped_products import counts_of, grouped_linear
 from colossal._src.nn.moe.row_order import RowOrder
 from colossal.errors import PlanError
@@ -177,6 +177,8 @@ class FeedForwardExperts(nn.Module):
         Returns:
             The results, of shape (T, D).
         """
+        if self._is_gated_alone and type(self).forward_grouped is FeedForwardExperts.forward_grouped:
+            return gated_sums(hidden_states, chosen, weights, self.gate_up_proj, self.down_proj)
         return apply_sorted(hidden_states, chosen, weights, self.num_experts, self.forward_grouped)
 
     def forward_grouped(self, rows: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
@@ -189,16 +191,22 @@ class FeedForwardExperts(nn.Module):
         Returns:
             The results, of shape (N, D).
         """
+        if self._is_gated_alone:
+            return gated_feed_forward(rows, self.gate_up_proj, self.down_proj, ends)
         inner = self._linear(self._up_name, rows, ends)
-        if self.gated and self.activation is functional.silu:
-            inner = gated_silu(inner)
-        elif self.gated:
+        if self.gated:
             gate, up = inner.chunk(2, 1)
             inner = self.activation(gate) * up
         else:
             inner = self.activation(inner)
         inner = functional.dropout(inner, self.dropout, self.training)
         return self._linear("down_proj", inner, ends)
+
+    @property
+    def _is_gated_alone(self) -> bool:
+        """Whether nothing is computed but two products and the SiLU of a gate."""
+        is_gate = self.gated and self.activation is functional.silu
+        return is_gate and self.down_proj_bias is None and not (self.dropout and self.training)
 
     def _linear(self, name: str, rows: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
         bias: torch.Tensor | None = getattr(self, f"{name}_bias")
@@ -213,11 +221,7 @@ def apply_sorted(
     compute: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
 ) -> torch.Tensor:
     """Sort copies of tokens by their experts, compute, and add up the results of each token by its weights."""
-    keys, order = RowOrder.by(chosen.flatten(), chosen.shape[1])
-    if keys.is_meta:  # all experts get as many
-        ends = torch.arange(1, num_experts + 1, device="cpu") * len(keys) // num_experts
-    else:
-        ends = torch.searchsorted(keys, torch.arange(num_experts, device=keys.device), right=True)
+    order, ends = RowOrder.by_expert(chosen, num_experts)
     return order.add_weighted(compute(order.take(tokens), ends), weights)
 
 

@@ -10,7 +10,7 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from colossal._src.kernel import gated_silu
+from colossal._src.nn.moe.gated_experts import gated_feed_forward
 from colossal._src.nn.moe.grouped_products import counts_of, grouped_linear
 
 _OF_TRANSFORMERS = ("config", "has_gate", "has_bias", "is_transposed", "_apply_gate", "down_proj")
@@ -49,15 +49,19 @@ def multiplies_groups(experts: nn.Module) -> bool:
 def _multiply_stacked(experts: Any, rows: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
     """Run each expert on its rows, as the module's options say."""
 
-    def multiply(name: str, x: torch.Tensor) -> torch.Tensor:
+    def weight_of(name: str) -> torch.Tensor:
         weight = getattr(experts, name)
-        bias = getattr(experts, f"{name}_bias") if experts.has_bias else None
-        return grouped_linear(x.to(weight.dtype), weight.mT if experts.is_transposed else weight, ends, bias)
+        return weight.mT if experts.is_transposed else weight
+
+    def multiply(name: str, x: torch.Tensor) -> torch.Tensor:
+        weight, bias = weight_of(name), getattr(experts, f"{name}_bias") if experts.has_bias else None
+        return grouped_linear(x.to(weight.dtype), weight, ends, bias)
 
     if not experts.has_gate:
-        hidden = experts.act_fn(multiply("up_proj", rows))
-    elif type(experts)._apply_gate.__name__ == "_default_apply_gate" and type(experts.act_fn).__name__ in _SILU:  # noqa: SLF001
-        hidden = gated_silu(multiply("gate_up_proj", rows))
-    else:
-        hidden = experts._apply_gate(multiply("gate_up_proj", rows))  # noqa: SLF001 (what a class may define)
+        return multiply("down_proj", experts.act_fn(multiply("up_proj", rows))).to(rows.dtype)
+    is_default = type(experts)._apply_gate.__name__ == "_default_apply_gate"  # noqa: SLF001 (what a class may define)
+    if is_default and type(experts.act_fn).__name__ in _SILU and not experts.has_bias:
+        gate_up, down = weight_of("gate_up_proj"), weight_of("down_proj")
+        return gated_feed_forward(rows.to(gate_up.dtype), gate_up, down, ends).to(rows.dtype)
+    hidden = experts._apply_gate(multiply("gate_up_proj", rows))  # noqa: SLF001 (as above)
     return multiply("down_proj", hidden).to(rows.dtype)

@@ -20,9 +20,7 @@ def grouped_linear(
 ) -> torch.Tensor:
     """Multiply the rows of each expert, which end at `ends`, by its weights, of shape (outputs, inputs)."""
     device = rows.device.type
-    if device != "meta" and torch.is_autocast_enabled(device):  # which does not know the grouped product
-        dtype = torch.get_autocast_dtype(device)
-        rows, weights = rows.to(dtype), weights.to(dtype)
+    rows, weights = autocast(rows, weights)
     is_aligned = all(size * rows.element_size() % _ALIGNED_BYTES == 0 for size in weights.shape[1:])
     if device != "cpu" and len(rows) and is_aligned and rows.dtype == weights.dtype and rows.dtype in _GROUPED:
         product = functional.grouped_mm(rows, weights.transpose(1, 2), offs=ends.to(rows.device, torch.int32))
@@ -32,6 +30,14 @@ def grouped_linear(
         return product
     numbers = _differences(ends).to(rows.device)
     return product + bias.repeat_interleave(numbers, 0, output_size=len(rows))
+
+
+def autocast(*tensors: torch.Tensor) -> list[torch.Tensor]:
+    """Cast factors to the dtype of autocast, which does not know the grouped product."""
+    device = tensors[0].device.type
+    if device == "meta" or not torch.is_autocast_enabled(device):
+        return [*tensors]
+    return [each.to(torch.get_autocast_dtype(device)) for each in tensors]
 
 
 def counts_of(ends: torch.Tensor) -> list[int]:

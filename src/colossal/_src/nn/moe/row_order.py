@@ -6,6 +6,7 @@ In shapes, T is the number of tokens, D their width, and K the number of experts
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Self, final
 
 import torch
@@ -28,6 +29,19 @@ class RowOrder:
         inverse = torch.empty_like(index)
         inverse[index] = torch.arange(len(index), device=index.device)
         return keys, cls(index, inverse, num_copies)
+
+    @classmethod
+    def by_expert(cls, chosen: torch.Tensor, num_experts: int) -> tuple[Self, torch.Tensor]:
+        """Sort copies of tokens by their experts, of shape (T, K); return where the rows of each expert end as well."""
+        keys, order = cls.by(chosen.flatten(), chosen.shape[1])
+        if keys.is_meta:  # all experts get as many
+            return order, torch.arange(1, num_experts + 1, device="cpu") * len(keys) // num_experts
+        return order, torch.searchsorted(keys, torch.arange(num_experts, device=keys.device), right=True)
+
+    @cached_property
+    def tokens(self) -> torch.Tensor:
+        """Which token each row is a copy of."""
+        return self.index if self.num_copies == 1 else self.index // self.num_copies
 
     def take(self, rows: torch.Tensor) -> torch.Tensor:
         """Copy each token as often as it goes out, and put the copies in order."""
@@ -55,7 +69,7 @@ class _Take(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, rows: torch.Tensor, order: RowOrder) -> torch.Tensor:
         ctx.order = order
-        return rows.index_select(0, order.index if order.num_copies == 1 else order.index // order.num_copies)
+        return rows.index_select(0, order.tokens)
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:

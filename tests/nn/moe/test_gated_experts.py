@@ -1,0 +1,144 @@
+# pyright: reportArgumentType=false
+"""Gated experts in one operation equal the same in several, in values, gradients and theirs, and keep less for them."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch.autograd.graph import saved_tensors_hooks
+
+from colossal._src.nn.moe import gated_experts
+from colossal._src.nn.moe.gated_experts import gated_feed_forward, gated_sums
+
+EXPERTS, WIDTH, INSIDE = 4, 6, 5
+NAMES = ("tokens", "weights", "gate_up", "down")
+
+
+def draw(dtype: torch.dtype = torch.float64, num_tokens: int = 7) -> list[torch.Tensor]:
+    """Tokens, weights of two experts for each, and the weights of experts."""
+    generator = torch.Generator().manual_seed(0)
+    shapes = (num_tokens, WIDTH), (num_tokens, 2), (EXPERTS, 2 * INSIDE, WIDTH), (EXPERTS, WIDTH, INSIDE)
+    return [torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype).requires_grad_() for shape in shapes]
+
+
+def chosen_by(num_tokens: int) -> torch.Tensor:
+    """Two different experts for each token, but never the third one."""
+    scores = torch.rand(num_tokens, EXPERTS, generator=torch.Generator().manual_seed(1))
+    scores[:, 2] = -1
+    return scores.topk(2).indices
+
+
+def by_tokens(tokens: torch.Tensor, weights: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor) -> torch.Tensor:
+    """The definition, token by token."""
+    rows: list[torch.Tensor] = []
+    for x, own, experts in zip(tokens, weights, chosen_by(len(tokens)), strict=True):
+        opened = [(gate_up[expert] @ x).chunk(2) for expert in experts]
+        results = [
+            down[expert] @ (gate.sigmoid() * gate * up) for expert, (gate, up) in zip(experts, opened, strict=True)
+        ]
+        rows.append(sum(weight * result for weight, result in zip(own, results, strict=True)))
+    return torch.stack(rows)
+
+
+def sums(tokens: torch.Tensor, weights: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor) -> torch.Tensor:
+    return gated_sums(tokens, chosen_by(len(tokens)), weights, gate_up, down)
+
+
+@pytest.mark.parametrize("has_kernel", [True, False])
+@pytest.mark.parametrize(
+    ("dtype", "of_weights", "tolerance"),
+    [
+        (torch.float64, torch.float64, 1e-13),
+        (torch.float32, torch.float32, 1e-5),
+        (torch.float32, torch.float64, 1e-5),
+        (torch.bfloat16, torch.float32, 3e-2),
+        (torch.bfloat16, torch.bfloat16, 3e-2),
+    ],
+)
+def test_equals_the_definition(dtype, of_weights, tolerance, has_kernel, monkeypatch) -> None:
+    if not has_kernel:
+        monkeypatch.setattr(gated_experts, "has_gate_kernel", lambda _: False)
+    given = draw(dtype)
+    given[1] = given[1].detach().to(of_weights).requires_grad_()
+    found = sums(*given)
+    assert found.dtype == dtype
+    found.square().sum().backward()
+    exact = [each.detach().double().requires_grad_() for each in given]
+    expected = by_tokens(*exact)
+    expected.square().sum().backward()
+    pairs = [(found, expected), *((one.grad, other.grad) for one, other in zip(given, exact, strict=True))]
+    for name, (one, other) in zip(("result", *NAMES), pairs, strict=True):
+        assert one is not None
+        assert other is not None
+        apart = (one.double() - other).abs().max() / other.abs().max()
+        assert apart.item() <= tolerance, name
+
+
+@pytest.mark.parametrize("frozen", range(4))
+def test_what_is_frozen_gets_no_gradient_and_the_others_the_same(frozen: int) -> None:
+    all_grads = torch.autograd.grad(sums(*(given := draw())).square().sum(), given)
+    given[frozen].requires_grad_(False)
+    rest = [each for each in given if each.requires_grad]
+    found = iter(torch.autograd.grad(sums(*given).square().sum(), rest))
+    for name, each, expected in zip(NAMES, given, all_grads, strict=True):
+        assert not each.requires_grad or torch.equal(next(found), expected), name
+
+
+def test_another_pass_through_the_same_graph_has_the_same_gradients() -> None:
+    given = draw()
+    loss = sums(*given).square().sum()
+    first = torch.autograd.grad(loss, given, retain_graph=True)
+    second = torch.autograd.grad(loss, given)
+    assert all(map(torch.equal, first, second))
+
+
+def test_the_gradient_of_results_is_left_as_it_is() -> None:
+    """Rows that are sorted already are those of the program."""
+    rows, _, gate_up, down = draw()
+    found = gated_feed_forward(rows, gate_up, down, torch.tensor([2, 2, 5, 7]))
+    grad = torch.randn(found.shape, dtype=found.dtype)
+    before = rows.detach().clone(), grad.clone()
+    found.backward(grad)
+    assert torch.equal(rows.detach(), before[0])
+    assert torch.equal(grad, before[1])
+
+
+def test_twice_differentiable() -> None:
+    given = draw(num_tokens=3)
+    assert torch.autograd.gradcheck(sums, given)
+    assert torch.autograd.gradgradcheck(sums, given)
+    rows, _, *weights = given
+    ends = torch.tensor([1, 1, 3, 3])
+    assert torch.autograd.gradgradcheck(lambda *each: gated_feed_forward(*each, ends), (rows, *weights))
+
+
+def test_no_tokens_are_computed_and_every_weight_has_a_gradient() -> None:
+    given = draw(num_tokens=0)
+    found = sums(*given)
+    assert found.shape == (0, WIDTH)
+    found.sum().backward()
+    assert all(each.grad is not None and not each.grad.any() for each in given)
+
+
+def test_autocast_computes_in_its_dtype() -> None:
+    given = draw(torch.float32)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = sums(*given)
+    assert found.dtype == torch.bfloat16
+    found.sum().backward()
+    assert {each.grad.dtype for each in given if each.grad is not None} == {torch.float32}
+
+
+def test_only_what_the_first_product_makes_is_kept() -> None:
+    """Beside what the program has anyway: tokens and the weights of experts."""
+    given, kept = draw(), dict[int, Any]()
+
+    def note(tensor: torch.Tensor) -> torch.Tensor:
+        kept[tensor.data_ptr()] = tensor
+        return tensor
+
+    with saved_tensors_hooks(note, lambda tensor: tensor):
+        sums(*given)
+    own = {each.data_ptr() for each in given}
+    rows = [each.shape for address, each in kept.items() if address not in own and each.dtype == torch.float64]
+    assert sorted(rows) == [(14,), (14, 2 * INSIDE)]  # the weights in the order of the rows, and the product
