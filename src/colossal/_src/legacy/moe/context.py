@@ -116,13 +116,7 @@ class MoeContext:
 
 
 MOE_CONTEXT = MoeContext()
-"""The context of the layers of experts of this program.
-
-Example:
-    >>> from colossal.legacy.moe import MOE_CONTEXT
-    >>> MOE_CONTEXT.data_parallel_size
-    1
-"""
+"""The context of the layers of experts of this program."""
 
 
 def computes_again() -> bool:

@@ -147,13 +147,7 @@ class MoEManager:
 
 
 MOE_MANAGER = MoEManager()
-"""The manager of this program.
-
-Example:
-    >>> from colossal.legacy.moe import MOE_MANAGER
-    >>> MOE_MANAGER.get_info(4)[1].ep_size
-    1
-"""
+"""The manager of this program."""
 
 
 def _enter_mesh(sizes: dict[str, int], mode: str) -> None:
