@@ -109,7 +109,12 @@ def test_twice_differentiable() -> None:
     assert torch.autograd.gradgradcheck(sums, given)
     rows, _, *weights = given
     ends = torch.tensor([1, 1, 3, 3])
-    assert torch.autograd.gradgradcheck(lambda *each: gated_feed_forward(*each, ends), (rows, *weights))
+
+    def of_rows(rows: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor) -> torch.Tensor:
+        return gated_feed_forward(rows, gate_up, down, ends)
+
+    assert torch.autograd.gradcheck(of_rows, (rows, *weights))
+    assert torch.autograd.gradgradcheck(of_rows, (rows, *weights))
 
 
 def test_no_tokens_are_computed_and_every_weight_has_a_gradient() -> None:

@@ -178,7 +178,7 @@ class FeedForwardExperts(nn.Module):
             The results, of shape (T, D).
         """
         if self._is_gated_alone and type(self).forward_grouped is FeedForwardExperts.forward_grouped:
-            return gated_sums(hidden_states, chosen, weights, self.gate_up_proj, self.down_proj)
+            return gated_sums(hidden_states, chosen, weights, *map(self.get_parameter, ("gate_up_proj", "down_proj")))
         return apply_sorted(hidden_states, chosen, weights, self.num_experts, self.forward_grouped)
 
     def forward_grouped(self, rows: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:

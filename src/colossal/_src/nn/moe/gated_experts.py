@@ -37,8 +37,10 @@ def gated_feed_forward(
         Of shape (N, D).
     """
     rows, gate_up, down = autocast(rows, gate_up, down)
-    compute: Any = _GatedExperts.apply if _runs_on(rows, gate_up, down) else _one_after_the_other
-    return compute(rows, gate_up, down, None, _Places(ends))
+    if not _runs_on(rows, gate_up, down):
+        return _one_after_the_other(rows, gate_up, down, ends)
+    result: Any = _GatedExperts.apply(rows, gate_up, down, None, _Places(ends))
+    return result
 
 
 def gated_sums(
@@ -46,7 +48,8 @@ def gated_sums(
 ) -> torch.Tensor:
     """Run such experts on tokens, and add up the results of each by its weights.
 
-    Sums are in the dtype of the weights, if that is longer, and the result in that of the tokens.
+    Sums are in the dtype of the weights, if that is longer; in host memory in float32 at least. The result is in that
+    of the tokens.
 
     Args:
         tokens: Of shape (T, D).
@@ -60,11 +63,12 @@ def gated_sums(
     """
     order, ends = RowOrder.by_expert(chosen, len(gate_up))
     tokens, gate_up, down = autocast(tokens, gate_up, down)
-    dtype = torch.promote_types(tokens.dtype, weights.dtype)
-    is_sum = dtype == (torch.float64 if tokens.dtype == torch.float64 else torch.float32)
-    compute: Any = _GatedExperts.apply if is_sum and _runs_on(tokens, gate_up, down) else _one_after_the_other
+    dtype = torch.float64 if tokens.dtype == torch.float64 else torch.float32  # in which the gate is computed
+    if torch.promote_types(weights.dtype, dtype) != dtype or not _runs_on(tokens, gate_up, down):
+        return order.add_weighted(_one_after_the_other(order.take(tokens), gate_up, down, ends), weights)
     factors = weights.to(dtype).flatten().index_select(0, order.index)
-    return compute(tokens, gate_up, down, factors, _Places(ends, order))
+    result: Any = _GatedExperts.apply(tokens, gate_up, down, factors, _Places(ends, order))
+    return result
 
 
 @final
@@ -88,13 +92,9 @@ def _runs_on(*tensors: torch.Tensor) -> bool:
 
 
 def _one_after_the_other(
-    tokens: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor, factors: torch.Tensor | None, places: _Places
+    rows: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor, ends: torch.Tensor
 ) -> torch.Tensor:
-    ends, order = places
-    out = grouped_linear(gated_silu(grouped_linear(places.take(tokens), gate_up, ends)), down, ends)
-    if order is None or factors is None:
-        return out
-    return order.add_weighted(out, factors.index_select(0, order.inverse).view(len(tokens), -1))
+    return grouped_linear(gated_silu(grouped_linear(rows, gate_up, ends)), down, ends)
 
 
 class _GatedExperts(torch.autograd.Function):
@@ -124,8 +124,10 @@ class _GatedExperts(torch.autograd.Function):
         tokens, gate_up, down, factors, inner = ctx.saved_tensors
         places, counts, needed = ctx.places, ctx.counts, ctx.needs_input_grad[:4]
         if torch.is_grad_enabled():  # which takes operations that can be differentiated again
-            out = _one_after_the_other(tokens, gate_up, down, factors, places)
-            wanted = [each for each, needs in zip((tokens, gate_up, down, factors), needed, strict=True) if needs]
+            out = _one_after_the_other(places.take(tokens), gate_up, down, places.ends)
+            out = out if factors is None else places.restore(out * factors.unsqueeze(1), factors.dtype).to(tokens.dtype)
+            given = (tokens, gate_up, down, factors)
+            wanted: Any = [each for each, needs in zip(given, needed, strict=True) if needs]
             found = iter(torch.autograd.grad(out, wanted, grads, create_graph=True))
             return *(next(found) if needs else None for needs in needed), None
         of_gate_up, of_down, of_factors = (
@@ -155,7 +157,8 @@ class _GatedExperts(torch.autograd.Function):
 
 def _is_kept_for_another_pass() -> bool:
     """Whether the backward pass that runs leaves what was saved for it to another one (``retain_graph``)."""
-    return torch._C._autograd._get_current_graph_task_keep_graph()  # noqa: SLF001 (as torch's compiler asks)
+    backend: Any = torch._C  # noqa: SLF001 (no public function says it; torch's compiler asks this one too)
+    return backend._autograd._get_current_graph_task_keep_graph()  # noqa: SLF001 (as above)
 
 
 def _multiply(rows: torch.Tensor, matrices: Sequence[torch.Tensor], out: torch.Tensor, counts: list[int]) -> None:
