@@ -14,6 +14,7 @@ from torch import nn
 from torch.func import functional_call
 from torch.nn import functional
 
+from colossal._src.kernel import gated_silu
 from colossal._src.nn.moe.gated_experts import gated_feed_forward, gated_sums
 from colossal._src.nn.moe.grouped_products import counts_of, grouped_linear
 from colossal._src.nn.moe.row_order import RowOrder
@@ -178,7 +179,9 @@ class FeedForwardExperts(nn.Module):
             The results, of shape (T, D).
         """
         if self._is_gated_alone and type(self).forward_grouped is FeedForwardExperts.forward_grouped:
-            return gated_sums(hidden_states, chosen, weights, *map(self.get_parameter, ("gate_up_proj", "down_proj")))
+            return gated_sums(
+                hidden_states, chosen, weights, self.get_parameter("gate_up_proj"), self.get_parameter("down_proj")
+            )
         return apply_sorted(hidden_states, chosen, weights, self.num_experts, self.forward_grouped)
 
     def forward_grouped(self, rows: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
@@ -192,9 +195,11 @@ class FeedForwardExperts(nn.Module):
             The results, of shape (N, D).
         """
         if self._is_gated_alone:
-            return gated_feed_forward(rows, self.gate_up_proj, self.down_proj, ends)
+            return gated_feed_forward(rows, self.get_parameter("gate_up_proj"), self.get_parameter("down_proj"), ends)
         inner = self._linear(self._up_name, rows, ends)
-        if self.gated:
+        if self.gated and self.activation is functional.silu:
+            inner = gated_silu(inner)
+        elif self.gated:
             gate, up = inner.chunk(2, 1)
             inner = self.activation(gate) * up
         else:

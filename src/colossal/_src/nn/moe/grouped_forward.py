@@ -10,6 +10,7 @@ from typing import Any, cast
 import torch
 from torch import nn
 
+from colossal._src.kernel import gated_silu
 from colossal._src.nn.moe.gated_experts import gated_feed_forward
 from colossal._src.nn.moe.grouped_products import counts_of, grouped_linear
 
@@ -60,8 +61,10 @@ def _multiply_stacked(experts: Any, rows: torch.Tensor, ends: torch.Tensor) -> t
     if not experts.has_gate:
         return multiply("down_proj", experts.act_fn(multiply("up_proj", rows))).to(rows.dtype)
     is_default = type(experts)._apply_gate.__name__ == "_default_apply_gate"  # noqa: SLF001 (what a class may define)
-    if is_default and type(experts.act_fn).__name__ in _SILU and not experts.has_bias:
+    is_silu = is_default and type(experts.act_fn).__name__ in _SILU
+    if is_silu and not experts.has_bias:
         gate_up, down = weight_of("gate_up_proj"), weight_of("down_proj")
         return gated_feed_forward(rows.to(gate_up.dtype), gate_up, down, ends).to(rows.dtype)
-    hidden = experts._apply_gate(multiply("gate_up_proj", rows))  # noqa: SLF001 (as above)
+    opened = multiply("gate_up_proj", rows)
+    hidden = gated_silu(opened) if is_silu else experts._apply_gate(opened)  # noqa: SLF001 (as above)
     return multiply("down_proj", hidden).to(rows.dtype)
