@@ -1,4 +1,4 @@
-"""Weights in bfloat16 that an engine has loaded are packed for the processor, and multiply as those in rows do."""
+"""Weights that an engine has loaded are packed for the processor, and multiply as those in rows do."""
 
 from pathlib import Path
 from typing import Any
@@ -14,8 +14,8 @@ from colossal.inference import InferenceConfig, InferenceEngine, SamplingParams
 from colossal.testing import run_processes
 
 SIZES: dict[str, Any] = {"max_input_len": 32, "max_output_len": 16}
-UNIT = 2.0**-8
-"""The largest relative error of rounding to bfloat16."""
+UNITS = {torch.bfloat16: 2.0**-8, torch.float32: 2.0**-24}
+"""The largest relative error of rounding to a dtype."""
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=8)
 
@@ -35,44 +35,48 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def make_layer(in_features: int, out_features: int, *, bias: bool) -> nn.Linear:
+def make_layer(in_features: int, out_features: int, *, bias: bool, dtype: torch.dtype = torch.bfloat16) -> nn.Linear:
     torch.manual_seed(in_features + out_features)
-    return nn.Linear(in_features, out_features, bias=bias, dtype=torch.bfloat16).requires_grad_(False)
+    return nn.Linear(in_features, out_features, bias=bias, dtype=dtype).requires_grad_(False)
 
 
+@pytest.mark.parametrize("dtype", UNITS)
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("shape", [(1, 64), (3, 1, 64), (2, 5, 64), (40, 64), (0, 64)])
-def test_products_are_those_of_rows(shape: tuple[int, ...], bias: bool) -> None:
-    layer = make_layer(64, 48, bias=bias)
-    x = torch.randn(shape, dtype=torch.bfloat16)
+def test_products_are_those_of_rows(shape: tuple[int, ...], bias: bool, dtype: torch.dtype) -> None:
+    layer = make_layer(64, 48, bias=bias, dtype=dtype)
+    x = torch.randn(shape, dtype=dtype)
     weight = layer.weight.double()
     shift = layer.bias.double() if bias else torch.zeros(48, dtype=torch.double)
     exact = x.double() @ weight.T + shift
     magnitude = x.double().abs() @ weight.abs().T + shift.abs()
     pack_weights(layer)
-    assert isinstance(layer.weight, PackedWeight) == packs_weights()
+    assert isinstance(layer.weight, PackedWeight) == packs_weights(dtype)
     found = layer(x)
-    assert (found.dtype, found.shape) == (torch.bfloat16, exact.shape)
+    assert (found.dtype, found.shape) == (dtype, exact.shape)
     # the result is rounded; terms are added in float32, or with the bias apart, which rounds once more
-    bound = 2 * UNIT * exact.abs() + UNIT * shift.abs() + 66 * 2.0**-24 * magnitude
+    bound = 2 * UNITS[dtype] * exact.abs() + UNITS[dtype] * shift.abs() + 66 * 2.0**-24 * magnitude
     assert ((found.double() - exact).abs() <= bound).all()
 
 
-def test_everything_else_sees_rows() -> None:
-    layer = make_layer(32, 16, bias=True)
-    rows, x = layer.weight.clone(), torch.randn(4, 32, dtype=torch.bfloat16, requires_grad=True)
+@pytest.mark.parametrize("dtype", UNITS)
+def test_everything_else_sees_rows(dtype: torch.dtype) -> None:
+    layer = make_layer(32, 16, bias=True, dtype=dtype)
+    rows, x = layer.weight.clone(), torch.randn(4, 32, dtype=dtype, requires_grad=True)
     layer(x).sum().backward()
     expected, x.grad = x.grad, None
     pack_weights(layer)
     assert torch.equal(layer.state_dict()["weight"], rows)
     assert torch.equal(layer.weight.T @ rows, rows.T @ rows)
     assert isinstance(layer.weight, nn.Parameter)
-    assert next(layer.parameters()).dtype == torch.bfloat16
+    assert next(layer.parameters()).dtype == dtype
     layer(x).sum().backward()
     assert torch.equal(x.grad, expected)
 
 
-@pytest.mark.skipif(not packs_weights(), reason="this processor multiplies no bfloat16 by oneDNN, so nothing is packed")
+@pytest.mark.skipif(
+    not packs_weights(torch.bfloat16), reason="this processor multiplies no bfloat16 by oneDNN, so nothing is packed"
+)
 def test_packed_weights_are_read_only() -> None:
     layer = make_layer(32, 16, bias=False)
     pack_weights(layer)
@@ -80,11 +84,20 @@ def test_packed_weights_are_read_only() -> None:
         layer.weight.mul_(2)
 
 
-def test_only_what_an_engine_has_loaded_in_bfloat16_is_packed(folder: Path) -> None:
+def test_autocast_sees_rows() -> None:
+    layer = make_layer(32, 16, bias=True, dtype=torch.float32)
+    x = torch.randn(4, 32)
+    with torch.autocast("cpu", torch.bfloat16):
+        expected = layer(x)
+        pack_weights(layer)
+        assert torch.equal(layer(x), expected)
+
+
+def test_only_what_an_engine_has_loaded_is_packed(folder: Path) -> None:
     config = InferenceConfig(**SIZES)
-    loaded = InferenceEngine(folder, None, config).model
-    assert packed_names(loaded) == (linear_names(loaded) if packs_weights() else [])
-    assert packed_names(InferenceEngine(folder, None, InferenceConfig(dtype=torch.float32, **SIZES)).model) == []
+    for dtype in (torch.bfloat16, torch.float32, torch.float64):
+        loaded = InferenceEngine(folder, None, InferenceConfig(dtype=dtype, **SIZES)).model
+        assert packed_names(loaded) == (linear_names(loaded) if packs_weights(dtype) else [])
     assert packed_names(InferenceEngine(build_decoder("llama").to(torch.bfloat16), None, config).model) == []
 
 
@@ -107,4 +120,4 @@ def test_shards_are_packed_too(folder: Path) -> None:
     first, second = run_processes(generate_on_two_ranks, 2, folder)
     assert first == second
     packed, linear, _ = first
-    assert packed == (linear if packs_weights() else [])
+    assert packed == (linear if packs_weights(torch.bfloat16) else [])

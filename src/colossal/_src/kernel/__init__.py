@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from colossal._src.kernel.adam import AdamStep, AdamTensors, adam_step
     from colossal._src.kernel.attention import PAGED_DTYPES, PagedTokens, has_paged_attention, paged_attention
     from colossal._src.kernel.memory import huge_zeros, stream_copy
+    from colossal._src.kernel.panels import has_packed_product, packed_product, to_panels, to_rows
     from colossal._src.kernel.silu import GateTensors, gated_silu, has_gate_kernel, write_gate
 
 _MODULE_OF = {
@@ -21,10 +22,14 @@ _MODULE_OF = {
     "adam_step": "colossal._src.kernel.adam",
     "gated_silu": "colossal._src.kernel.silu",
     "has_gate_kernel": "colossal._src.kernel.silu",
+    "has_packed_product": "colossal._src.kernel.panels",
     "has_paged_attention": "colossal._src.kernel.attention",
     "huge_zeros": "colossal._src.kernel.memory",
+    "packed_product": "colossal._src.kernel.panels",
     "paged_attention": "colossal._src.kernel.attention",
     "stream_copy": "colossal._src.kernel.memory",
+    "to_panels": "colossal._src.kernel.panels",
+    "to_rows": "colossal._src.kernel.panels",
     "write_gate": "colossal._src.kernel.silu",
 }
 
@@ -38,10 +43,14 @@ __all__ = [
     "adam_step",
     "gated_silu",
     "has_gate_kernel",
+    "has_packed_product",
     "has_paged_attention",
     "huge_zeros",
+    "packed_product",
     "paged_attention",
     "stream_copy",
+    "to_panels",
+    "to_rows",
     "write_gate",
 ]
 
