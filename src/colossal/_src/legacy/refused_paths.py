@@ -16,8 +16,13 @@ WITHOUT_COUNTERPART: Mapping[str, str] = {
     # ---------------------------------------------------------------- utils
     "colossal.utils.rank_recorder": "Use torch.profiler.profile on each rank, or colossal.comm.CommCounter.",
     # ---------------------------------------------------------------- experts
-    "colossal.moe._operation": "Use colossal.nn.moe.dispatch and colossal.nn.moe.combine, which send tokens to their "
-    "experts and back; gradients need no scaling.",
+    "colossal.moe._operation.AllGather": "Use colossal.comm.gather.",
+    "colossal.moe._operation.ReduceScatter": "Use colossal.comm.reduce_scatter.",
+    "colossal.moe._operation.AllToAll": "Use colossal.comm.all_to_all.",
+    "colossal.moe._operation.HierarchicalAllToAll": "Use colossal.nn.moe.dispatch.",
+    "colossal.moe._operation.AllToAllUneven": "Use colossal.nn.moe.dispatch, or all_to_all_uneven of the same module.",
+    "colossal.moe._operation.MoeDispatch": "Use colossal.nn.moe.dispatch, which sends tokens to their experts.",
+    "colossal.moe._operation.MoeCombine": "Use colossal.nn.moe.combine, which returns them.",
     # ---------------------------------------------------------------- kernels and optimizers
     "colossal.kernel.kernel_loader.KernelLoader": "A kernel of a program's own needs no registry: torch.library has "
     "torch.library.custom_op.",
