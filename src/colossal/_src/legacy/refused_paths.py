@@ -11,8 +11,6 @@ WITHOUT_COUNTERPART: Mapping[str, str] = {
     "colossal.shardformer.layer.utils.SeqParallelUtils": "HybridParallelPlugin of colossal.booster.plugin sums the "
     "gradients of what computes shards of sequences.",
     # ---------------------------------------------------------------- tensors
-    "colossal.tensor.param_op_hook": "Use torch.nn.Module.register_forward_pre_hook for what uses parameters, and "
-    "torch.Tensor.register_post_accumulate_grad_hook for their gradients.",
     # ---------------------------------------------------------------- utils
     "colossal.utils.rank_recorder": "Use torch.profiler.profile on each rank, or colossal.comm.CommCounter.",
     # ---------------------------------------------------------------- experts
