@@ -107,6 +107,18 @@ def test_a_mode_without_a_group_is_an_error_that_names_those_that_there_are() ->
             gpc.get_world_size(ParallelMode.TENSOR)
 
 
+def sum_over_a_depth_of_one() -> tuple[float, int, int, bool]:
+    with arranged({"tensor": {"size": 4, "mode": "2.5d", "depth": 1}}, 4):
+        mode = ParallelMode.PARALLEL_2P5D_DEP
+        total = torch.tensor(float(dist.get_rank()))
+        dist.all_reduce(total, group=gpc.get_group(mode))
+        return total.item(), gpc.get_local_rank(mode), gpc.get_world_size(mode), gpc.is_initialized(mode)
+
+
+def test_a_grid_that_is_one_rank_deep_has_the_groups_of_its_depth() -> None:
+    assert run_threads(sum_over_a_depth_of_one, 4) == [(float(rank), 0, 1, True) for rank in range(4)]
+
+
 def test_nothing_is_initialized_before_a_launch() -> None:
     assert not gpc.is_initialized(ParallelMode.GLOBAL)
 

@@ -1,17 +1,20 @@
 """Modules and helpers that programs of the older API import beside the documented ones."""
 
 import importlib
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors import safe_open
+from safetensors.torch import load_file
 from torch import distributed as dist
 from torch import nn
 
 import colossal
 from colossal.booster import Booster
 from colossal.cluster import ParallelMesh
-from colossal.errors import ShapeError
+from colossal.errors import PlanError, ShapeError
 from colossal.legacy.d_tensor import ShardingSpec, distribute_tensor
 from colossal.legacy.device import DeviceMesh
 from colossal.legacy.engine import Engine
@@ -279,3 +282,48 @@ def test_a_sum_over_several_axes_adds_up_all_ranks(axes: int | list[int]) -> Non
 
     expected = {0: [4, 6, 4, 6], 1: [3, 3, 7, 7]}.get(axes if isinstance(axes, int) else -1, [10] * 4)
     assert run_threads(program, 4) == [(value, value) for value in expected]
+
+
+# ------------------------------------------------------------------------------------------ delayed and background work
+
+
+def test_gradients_of_weights_are_computed_when_they_are_popped() -> None:
+    store = older("colossal.pipeline.weight_grad_store.WeightGradStore")
+    layer = nn.Linear(3, 2, bias=False, dtype=torch.float64)
+    x, grad = torch.randn(4, 3, dtype=torch.float64), torch.randn(4, 2, dtype=torch.float64)
+    (expected,) = torch.autograd.grad(layer(x), [layer.weight], grad)
+    layer.weight.grad = torch.zeros_like(layer.weight)
+
+    def accumulate(total_input: torch.Tensor, grad_output: torch.Tensor, weight_grad: torch.Tensor) -> None:
+        weight_grad += grad_output.mT @ total_input
+
+    for chunk in (0, 1, 1):
+        store.put(x, grad, layer.weight, accumulate)
+        store.flush(chunk)
+    assert not layer.weight.grad.any()
+    store.pop(0)
+    torch.testing.assert_close(layer.weight.grad, expected)
+    store.clear(0, chunk=1)
+    torch.testing.assert_close(layer.weight.grad, 3 * expected)
+    with pytest.raises(PlanError, match="Call flush once for each pop"):
+        store.pop(1)
+
+
+def test_tensors_are_written_in_the_background(tmp_path: Path) -> None:
+    save = older("colossal.utils.safetensors.save")
+    move_and_save = older("colossal.utils.safetensors.move_and_save")
+    tensors = {"w": torch.randn(3, 4, requires_grad=True), "b": torch.arange(4).bfloat16()}
+    pinned = {name: torch.empty_like(tensor, requires_grad=False) for name, tensor in tensors.items()}
+    one, other = str(tmp_path / "one.safetensors"), str(tmp_path / "other.safetensors")
+    save(one, tensors, {"step": "3"}).synchronize()
+    move_and_save(other, {**tensors, "w": tensors["w"].mT.mT}, pinned).synchronize()
+    for path in (one, other):
+        found = load_file(path)
+        assert all(torch.equal(found[name], tensor) for name, tensor in tensors.items())
+    with safe_open(one, "pt") as file:
+        assert file.metadata() == {"step": "3"}
+    assert torch.equal(pinned["w"], tensors["w"])
+    with pytest.raises(ShapeError, match="'w' is copied to"):
+        move_and_save(other, tensors, {"w": torch.empty(2)})
+    with pytest.raises(Exception, match="No such file"):
+        save(str(tmp_path / "no" / "file"), tensors).synchronize()

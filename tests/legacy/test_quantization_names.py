@@ -58,7 +58,7 @@ def test_quantize_model_needs_a_gpu() -> None:
 @pytest.mark.parametrize(
     ("module", "name", "instead"),
     [
-        ("colossal.kernel.kernel_loader", "LayerNormLoader", "torch.nn.LayerNorm"),
+        ("colossal.kernel.kernel_loader", "MoeLoader", "torch.compile"),
         ("colossal.kernel.kernel_loader", "KernelLoader", "torch.library"),
         ("colossal.nn.optimizer", "NVMeOptimizer", "nvme_offload_fraction"),
     ],

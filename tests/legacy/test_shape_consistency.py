@@ -1,5 +1,6 @@
 """Conversions between shardings on a mesh of devices by the older names, with gradients."""
 
+import importlib
 from collections.abc import Callable
 from typing import Any
 
@@ -7,7 +8,7 @@ import pytest
 import torch
 from torch import distributed as dist
 
-from colossal.errors import PlanError
+from colossal.errors import ConfigError, PlanError
 from colossal.legacy.d_tensor import DimSpec, distribute_tensor
 from colossal.legacy.d_tensor import ShardingSpec as DimShardingSpec
 from colossal.legacy.device import DeviceMesh
@@ -160,3 +161,26 @@ def test_a_sharding_on_a_mesh() -> None:
 def test_what_does_not_fit_is_refused(make: Callable[[Any], object], message: str) -> None:
     with fake_world(4), pytest.raises(PlanError, match=message):
         make(MeshShardingSpec(square(), (8, 8)))
+
+
+def test_a_sharded_tensor_becomes_a_full_one() -> None:
+    to_global = importlib.import_module("colossal.tensor.shape_consistency").to_global
+
+    def program() -> None:
+        mesh = square()
+        own: Any = held(mesh, {0: [0], 1: [1]}).requires_grad_()
+        full = to_global(own, MeshShardingSpec(mesh, (8, 8), {0: [0], 1: [1]}))
+        assert torch.equal(full, FULL)
+        assert full.sharding_spec.dim_partition_dict == {}
+        full.backward(FULL**2)
+        assert torch.equal(own.grad, held(mesh, {0: [0], 1: [1]}) ** 2)
+
+    run_threads(program, 4)
+
+
+def test_conversions_have_no_options_to_set() -> None:
+    module = importlib.import_module("colossal.tensor.d_tensor.layout_converter")
+    module.set_layout_converting_options(module.LayoutConverterOptions())
+    module.set_layout_converting_options(None)
+    with pytest.raises(ConfigError, match="no options to set"):
+        module.set_layout_converting_options({"greedy": True})

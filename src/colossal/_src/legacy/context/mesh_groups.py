@@ -273,6 +273,8 @@ class MeshGroups:
         axes = spans.get(mode)
         if mode in {ParallelMode.GLOBAL, ParallelMode.DATA} or axes is None:
             return axes
+        if mode in _GRIDS[mesh.tp_mode] and mesh.size("tp") > 1:
+            return axes  # a grid may be one rank deep, and has all of its groups
         needed = ("sp",) if mode is ParallelMode.SEQUENCE_DP else axes
         return axes if any(mesh.size(axis) > 1 for axis in needed) else None  # type: ignore[arg-type]
 

@@ -11,7 +11,8 @@ from colossal._src.amp import FP8Linear, quantize_fp8
 from colossal._src.legacy.notice import superseded
 from colossal.errors import ConfigError, UnsupportedError
 
-_FORMATS = {"e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2}
+FORMATS = {"e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2}
+"""The dtype of each format."""
 
 
 def cast_to_fp8(
@@ -41,9 +42,9 @@ def cast_to_fp8(
         tensor([ 1., -2.])
     """
     superseded("colossal.quantization.fp8.cast_to_fp8", "colossal.amp.quantize_fp8(tensor, torch.float8_e4m3fn)")
-    if fp8_format not in _FORMATS:
+    if fp8_format not in FORMATS:
         raise ConfigError(f"8 bits have the format 'e4m3' or 'e5m2'. Found {fp8_format!r}. Pass one of these.")
-    dtype = _FORMATS[fp8_format]
+    dtype = FORMATS[fp8_format]
     if per_channel_scale:
         rows = [quantize_fp8(row, dtype) for row in inp]
         values, scale = (torch.stack(each) for each in zip(*rows, strict=True))

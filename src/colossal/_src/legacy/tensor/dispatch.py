@@ -6,6 +6,7 @@ from typing import Any
 import torch
 
 from colossal._src.legacy.tensor.operators import name_of, run_rule, size
+from colossal._src.legacy.tensor.param_op_hook import has_param_hooks, run_with_hooks
 from colossal._src.legacy.tensor.sharding import OperatorCall, TensorSharding, sharding_of, tensors_in
 from colossal._src.tensor import placement_of, sharded_gradient
 
@@ -73,8 +74,16 @@ def run_operation(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], run
         return size(call, *args, **kwargs)
     if name.endswith("_like"):
         return _like(call)
+    if has_param_hooks() and not name.endswith("_"):  # what updates a parameter uses none of its values elsewhere
+        return run_with_hooks(
+            lambda args, kwargs: _compute(OperatorCall(func, args, kwargs, run, wrap)), args, kwargs, wrap
+        )
+    return _compute(call)
+
+
+def _compute(call: OperatorCall) -> Any:
     if call.sharded is None:
-        result = run(func, args, kwargs)
+        result = call.run(call.func, *call.args, **call.kwargs)
         return result if not call.known else call.wrap_full(result, call.known[0])
     return run_rule(call)
 

@@ -1,12 +1,37 @@
 """Conversions between layouts of tensors on a `DeviceMesh`: what is one collective away, paths, costs."""
 
+from dataclasses import dataclass
 from typing import final
 
 import torch
 
+from colossal._src.legacy.notice import superseded
 from colossal._src.legacy.tensor.d_tensor import DTensorLayout, ShardingSpec, convert
 from colossal._src.legacy.tensor.mesh_sharding import CommSpec, MeshShardingSpec
 from colossal._src.legacy.tensor.shape_consistency import ONE_STEP, Cost, find_path, one_step_specs, total_cost
+from colossal.errors import ConfigError
+
+
+@final
+@dataclass
+class LayoutConverterOptions:
+    """Options of conversions between layouts: there are none, and were none."""
+
+
+def set_layout_converting_options(options: LayoutConverterOptions | None) -> None:
+    """Say that there is nothing to set: conversions take the cheapest path.
+
+    Args:
+        options: A `LayoutConverterOptions`, or None.
+
+    Raises:
+        ConfigError: It is something else.
+    """
+    superseded("set_layout_converting_options", "colossal.tensor.relayout, which has nothing to set")
+    if options is not None and not isinstance(options, LayoutConverterOptions):
+        raise ConfigError(
+            f"Conversions of layouts have no options to set. Found {options!r}. Pass LayoutConverterOptions()."
+        )
 
 
 @final

@@ -222,6 +222,22 @@ class ShapeConsistencyManager:
         return {spec: (action, _added(paid, action.get_comm_cost())) for spec, action in one_step_specs(source, *ops)}
 
 
+def to_global(distributed_tensor: torch.Tensor, sharding_spec: MeshShardingSpec) -> torch.Tensor:
+    """Gather a tensor that is sharded on a mesh; gradients flow back.
+
+    Args:
+        distributed_tensor: The local tensor.
+        sharding_spec: Its sharding.
+
+    Returns:
+        The full tensor, which has its sharding as ``sharding_spec``: no dimension is sharded.
+
+    Communication: that of the cheapest path, see `colossal.tensor.plan_relayout`.
+    """
+    full = MeshShardingSpec(sharding_spec.device_mesh, sharding_spec.entire_shape, {})
+    return ShapeConsistencyManager().apply_for_autoparallel_runtime(distributed_tensor, sharding_spec, full)
+
+
 def one_step_specs(source: MeshShardingSpec, *ops: str) -> Iterator[tuple[MeshShardingSpec, CommSpec]]:
     """What is one collective away, with the collective: one of ``all_gather``, ``all_to_all`` and ``shard``."""
     for step, layout in one_step_layouts(source.layout):

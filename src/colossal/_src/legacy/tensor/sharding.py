@@ -106,7 +106,7 @@ class OperatorCall:
 
     def map_args(self, change: Callable[[torch.Tensor], torch.Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Return the arguments with each tensor that is distributed, or that `change` also takes, replaced."""
-        return _map(self.args, change), _map(self.kwargs, change)
+        return map_tensors(self.args, change), map_tensors(self.kwargs, change)
 
 
 def tensors_in(value: Any) -> Iterator[torch.Tensor]:
@@ -121,12 +121,13 @@ def tensors_in(value: Any) -> Iterator[torch.Tensor]:
             yield from tensors_in(item)
 
 
-def _map(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+def map_tensors(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """Replace the tensors of nested arguments."""
     if isinstance(value, torch.Tensor):
         return change(value)
     if isinstance(value, dict):
-        return {key: _map(item, change) for key, item in value.items()}
+        return {key: map_tensors(item, change) for key, item in value.items()}
     if isinstance(value, list | tuple) and not isinstance(value, torch.Size):
-        items: Any = [_map(item, change) for item in value]
+        items: Any = [map_tensors(item, change) for item in value]
         return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
     return value
