@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from colossal._src.kernel import GateTensors, gated_silu, silu, write_gate
+from colossal._src.kernel import gated_silu, silu, write_gate
 
 TOLERANCES = [(torch.float32, 2e-6), (torch.float64, 4e-15), (torch.bfloat16, 8e-3)]
 
@@ -95,10 +95,11 @@ def test_factors_of_rows_and_memory_that_is_written_over(width, dtype, tolerance
     expected = by_torch(full) * scale[:, None]
     of_full, of_scale = torch.autograd.grad(expected, (full, scale), grad.double())
     values = torch.empty_like(grad)
-    write_gate(GateTensors(gate_up, values, factors=factors), level)
+    write_gate(gate_up, values, factors=factors, level=level)
     torch.testing.assert_close(values.double(), expected.detach(), rtol=tolerance, atol=tolerance)
     over = gate_up.clone(), grad.clone()
-    write_gate(GateTensors(over[0], over[1], over[1], over[0], factors, of_factors), level)
+    places = {"grad": over[1], "grads": over[0], "factors": factors, "of_factors": of_factors}
+    write_gate(over[0], over[1], **places, level=level)
     assert torch.equal(over[1], values)
     torch.testing.assert_close(over[0].double(), of_full, rtol=tolerance, atol=tolerance)
     torch.testing.assert_close(of_factors.double(), of_scale, rtol=width * tolerance, atol=width * tolerance)

@@ -176,6 +176,24 @@ def test_dropped_choices_add_nothing() -> None:
     assert torch.equal(other.record, routing.record)
 
 
+def replay_on_ranks(capacity: Capacity | None) -> Any:
+    with ParallelMesh(ep=2) as mesh:
+        torch.manual_seed(0)
+        router = Router(32, 8, 2, scores="sigmoid", renormalize=True, capacity=capacity)
+        layer = MixtureOfExperts(router, FeedForwardExperts(8, width=32, inner=64))
+        torch.manual_seed(mesh.rank("ep"))
+        tokens = torch.randn(261, 32)
+        output, routing = layer(tokens)
+        return torch.equal(layer(tokens, replay=routing.record)[0], output), int(routing.num_dropped)
+
+
+@pytest.mark.parametrize("capacity", [None, Capacity(train=1.0)], ids=["all", "dropped"])
+def test_a_replay_equals_bit_by_bit_over_ranks(capacity: Capacity | None) -> None:
+    for is_equal, num_dropped in run_processes(replay_on_ranks, 2, capacity):
+        assert is_equal
+        assert (num_dropped > 0) == (capacity is not None)
+
+
 def draw_on_ranks() -> Any:
     with ParallelMesh(tp=2, ep=2):
         torch.manual_seed(1)

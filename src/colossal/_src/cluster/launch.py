@@ -6,7 +6,7 @@ import atexit
 import os
 import random
 from collections.abc import Mapping
-from dataclasses import dataclass
+from typing import NamedTuple, final
 
 import numpy as np
 from torch import distributed as dist
@@ -266,8 +266,8 @@ def get_default_parser() -> argparse.ArgumentParser:
     return parser
 
 
-@dataclass(frozen=True)
-class _Options:
+@final
+class _Options(NamedTuple):
     """What all ways to launch have in common."""
 
     backend: str | None

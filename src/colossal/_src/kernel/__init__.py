@@ -11,12 +11,11 @@ if TYPE_CHECKING:
     from colossal._src.kernel.attention import PAGED_DTYPES, PagedTokens, has_paged_attention, paged_attention
     from colossal._src.kernel.memory import huge_zeros, stream_copy
     from colossal._src.kernel.panels import has_packed_product, packed_product, to_panels, to_rows
-    from colossal._src.kernel.silu import GateTensors, gated_silu, has_gate_kernel, write_gate
+    from colossal._src.kernel.silu import gated_silu, has_gate_kernel, write_gate
 
 _MODULE_OF = {
     "AdamStep": "colossal._src.kernel.adam",
     "AdamTensors": "colossal._src.kernel.adam",
-    "GateTensors": "colossal._src.kernel.silu",
     "PAGED_DTYPES": "colossal._src.kernel.attention",
     "PagedTokens": "colossal._src.kernel.attention",
     "adam_step": "colossal._src.kernel.adam",
@@ -38,7 +37,6 @@ __all__ = [
     "PAGED_DTYPES",
     "AdamStep",
     "AdamTensors",
-    "GateTensors",
     "PagedTokens",
     "adam_step",
     "gated_silu",

@@ -3,7 +3,7 @@
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 
 import ctypes
-from typing import Any, NamedTuple, final
+from typing import Any
 
 import torch
 from torch.nn import functional
@@ -16,28 +16,6 @@ class _Rows(ctypes.Structure):
         *((name, ctypes.c_void_p) for name in ("gate_up", "values", "grad", "grads", "factors", "of_factors")),
         *((name, ctypes.c_int64) for name in ("num_rows", "width")),
     )
-
-
-@final
-class GateTensors(NamedTuple):
-    """What `write_gate` reads and writes; all contiguous, and of one dtype that `has_gate_kernel` knows.
-
-    Attributes:
-        gate_up: Of shape (N, 2 F).
-        values: Where to write the values, (N, F); None for nowhere.
-        grad: Their gradient, (N, F); None for none. The values may be written over it.
-        grads: Where to write then that of `gate_up`, (N, 2 F); it may be written over that.
-        factors: What the values of each row are multiplied by, (N,), in float32, of float64 in float64; None for
-            nothing.
-        of_factors: Where to write then their gradients, (N,); None for nowhere.
-    """
-
-    gate_up: torch.Tensor
-    values: torch.Tensor | None
-    grad: torch.Tensor | None = None
-    grads: torch.Tensor | None = None
-    factors: torch.Tensor | None = None
-    of_factors: torch.Tensor | None = None
 
 
 def gated_silu(gate_up: torch.Tensor, level: int = WIDEST_VECTORS) -> torch.Tensor:
@@ -66,7 +44,7 @@ class _GatedSilu(torch.autograd.Function):
         ctx.save_for_backward(gate_up)
         if has_gate_kernel(gate_up):
             values = gate_up.new_empty(len(gate_up), gate_up.shape[1] // 2)
-            write_gate(GateTensors(gate_up.contiguous(), values), level)
+            write_gate(gate_up.contiguous(), values, level=level)
             return values
         gate, up = gate_up.chunk(2, 1)
         return functional.silu(gate) * up
@@ -81,7 +59,7 @@ class _GatedSilu(torch.autograd.Function):
             return torch.cat([grads[0] * up * slope, grads[0] * gate * sigmoid], 1), None
         found = torch.empty_like(gate_up, memory_format=torch.contiguous_format)
         if has_gate_kernel(gate_up) and has_gate_kernel(grads[0]):
-            write_gate(GateTensors(gate_up.contiguous(), None, grads[0].contiguous(), found), ctx.level)
+            write_gate(gate_up.contiguous(), None, grad=grads[0].contiguous(), grads=found, level=ctx.level)
             return found, None
         of_gate, of_up = found.chunk(2, 1)
         torch.mul(grads[0], functional.silu(gate), out=of_up)
@@ -95,10 +73,32 @@ def has_gate_kernel(tensor: torch.Tensor) -> bool:
     return is_plain and tensor.dtype in CODES and host_function("gated_silu") is not None
 
 
-def write_gate(tensors: GateTensors, level: int = WIDEST_VECTORS) -> None:
-    """Compute the values of `gated_silu`, and its gradients of those of the values, in one pass by own code."""
+def write_gate(
+    gate_up: torch.Tensor,
+    values: torch.Tensor | None,
+    *,
+    grad: torch.Tensor | None = None,
+    grads: torch.Tensor | None = None,
+    factors: torch.Tensor | None = None,
+    of_factors: torch.Tensor | None = None,
+    level: int = WIDEST_VECTORS,
+) -> None:
+    """Compute the values of `gated_silu`, and its gradients of those of the values, in one pass by own code.
+
+    All are contiguous, and of one dtype that `has_gate_kernel` knows, but for the factors.
+
+    Args:
+        gate_up: Of shape (N, 2 F).
+        values: Where to write the values, (N, F); None for nowhere.
+        grad: Their gradient, (N, F); None for none. The values may be written over it.
+        grads: Where to write then that of `gate_up`, (N, 2 F); it may be written over that.
+        factors: What the values of each row are multiplied by, (N,), in float32, of float64 in float64; None for
+            nothing.
+        of_factors: Where to write then their gradients, (N,); None for nowhere.
+        level: As of `gated_silu`.
+    """
     function = host_function("gated_silu")
     assert function is not None
-    gate_up = tensors.gate_up
+    tensors = gate_up, values, grad, grads, factors, of_factors
     addresses = (None if each is None else each.data_ptr() for each in tensors)
     function(_Rows(*addresses, len(gate_up), gate_up.shape[1] // 2), gate_up.dtype, level)

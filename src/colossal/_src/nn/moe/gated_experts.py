@@ -13,11 +13,11 @@ of all experts, D their width and F that inside.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple, final
+from typing import Any, final
 
 import torch
 
-from colossal._src.kernel import GateTensors, gated_silu, has_gate_kernel, write_gate
+from colossal._src.kernel import gated_silu, has_gate_kernel, write_gate
 from colossal._src.nn.moe.grouped_products import autocast, counts_of, grouped_linear
 from colossal._src.nn.moe.row_order import RowOrder
 
@@ -72,11 +72,11 @@ def gated_sums(
 
 
 @final
-class _Places(NamedTuple):
+class _Places:
     """Where the rows of each expert are: next to each other, or copies of tokens in an order."""
 
-    ends: torch.Tensor  # of the rows of each expert
-    order: RowOrder | None = None
+    def __init__(self, ends: torch.Tensor, order: RowOrder | None = None) -> None:
+        self.ends, self.order = ends, order  # `ends` are those of the rows of each expert
 
     def take(self, tokens: torch.Tensor) -> torch.Tensor:
         """Copy tokens to rows."""
@@ -112,7 +112,7 @@ class _GatedExperts(torch.autograd.Function):
         counts, rows = counts_of(places.ends), places.take(tokens)
         inner, values = (rows.new_empty(len(rows), each) for each in (gate_up.shape[1], down.shape[2]))
         _multiply(rows, gate_up.mT.unbind(), inner, counts)
-        write_gate(GateTensors(inner, values, factors=factors))
+        write_gate(inner, values, factors=factors)
         out = torch.empty_like(rows) if places.order is None else rows  # which are then a copy
         _multiply(values, down.mT.unbind(), out, counts)
         ctx.counts, ctx.places = counts, places
@@ -138,7 +138,7 @@ class _GatedExperts(torch.autograd.Function):
         of_inner = torch.empty_like(inner) if _is_kept_for_another_pass() else inner
         values = grad.new_empty(len(grad), down.shape[2])
         _multiply(grad, down.unbind(), values, counts)  # their gradients, over which they are then written
-        write_gate(GateTensors(inner, values, values, of_inner, factors, of_factors))
+        write_gate(inner, values, grad=values, grads=of_inner, factors=factors, of_factors=of_factors)
         if of_down is not None:
             _multiply_transposed(grad, values, of_down, counts)
         rows, of_rows = tokens, None

@@ -282,6 +282,8 @@ class Router(nn.Module):
                 "this batch."
             )
         kept = record >= 0
+        if not record.is_meta and bool(kept.all()):  # then it takes the way of the choice that it is of, bit by bit
+            return record, None
         return torch.where(kept, record, ~record), kept
 
     def _aux_loss(self, scores: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
