@@ -41,7 +41,7 @@ def test_dtype_is_that_of_the_parameters(folder, served) -> None:
     engine, settings = served
     assert settings.dtype == torch.bfloat16
     assert {parameter.dtype for parameter in engine.model.parameters()} == {torch.bfloat16}
-    assert isinstance(engine.model.get_output_embeddings().weight, PackedWeight) == packs_weights()
+    assert isinstance(engine.model.get_output_embeddings().weight, PackedWeight) == packs_weights(torch.bfloat16)
 
 
 def test_options_are_settings(folder, served) -> None:
