@@ -29,6 +29,7 @@ enum Type : int64_t { kFloat32 = 1, kBFloat16 = 2 };
 
 constexpr int64_t kPanel = 32;               // outputs
 constexpr int64_t kDepth = 2048;             // inputs at a time
+constexpr int64_t kRowsAtATime = 96;
 constexpr int64_t kAhead = 32 * kPanel;      // numbers of a weight between what is multiplied and what is asked for
 constexpr int64_t kLeastOfThread = 1 << 18;  // numbers of a weight
 
@@ -45,9 +46,9 @@ struct VectorOf {
   typedef float Type __attribute__((vector_size(kBytes)));
 };
 
-// Some inputs of a panel: with a row's, few enough for the cache.
+// Some inputs of a panel, and of some rows: few enough for the cache.
 struct Part {
-  int64_t panel, begin, end;
+  int64_t first_row, last_row, panel, begin, end;
 };
 
 COLOSSAL_INLINE float with_bias(const Product& given, float sum, int64_t output) {
@@ -90,43 +91,43 @@ template <int64_t kBytes, int kRows, int kVectors>
 COLOSSAL_INLINE int64_t multiply_rows(const Product& given, const Part& part, int64_t row) {
   constexpr int64_t kWidth = kVectors * kBytes / sizeof(float);
   const int64_t begin = part.panel * kPanel, end = std::min(begin + kPanel, given.outputs);
-  for (; row + kRows <= given.rows; row += kRows)
+  for (; row + kRows <= part.last_row; row += kRows)
     for (int64_t first = begin; first < end; first += kWidth)
       multiply_block<kBytes, kRows, kVectors>(given, row, first, part);
   return row;
 }
 
-COLOSSAL_INLINE Part part_of(const Product& given, int64_t panel, int64_t from) {
-  return {panel, from, std::min(from + kDepth, given.inputs)};
+COLOSSAL_INLINE Part part_at(const Product& given, int64_t row, int64_t panel, int64_t begin) {
+  return {row, std::min(row + kRowsAtATime, given.rows), panel, begin, std::min(begin + kDepth, given.inputs)};
+}
+
+// The part after another: its next inputs, those of the next panel, or the first of the next rows.
+COLOSSAL_INLINE Part next(const Product& given, int64_t begin, int64_t end, const Part& part) {
+  if (part.end < given.inputs) return part_at(given, part.first_row, part.panel, part.end);
+  if (part.panel + 1 < end) return part_at(given, part.first_row, part.panel + 1, 0);
+  return part_at(given, part.last_row, begin, 0);
 }
 
 using Run = void (*)(const Product&, int64_t, int64_t);
 
 void run_portable(const Product& given, int64_t begin, int64_t end) {
-  for (int64_t panel = begin; panel < end; ++panel)
-    for (int64_t from = 0; from < given.inputs; from += kDepth) {
-      const Part part = part_of(given, panel, from);
-      multiply_rows<16, 1, 4>(given, part, multiply_rows<16, 4, 2>(given, part, 0));
-    }
+  for (Part part = part_at(given, 0, begin, 0); part.first_row < given.rows; part = next(given, begin, end, part))
+    multiply_rows<16, 1, 4>(given, part, multiply_rows<16, 4, 2>(given, part, part.first_row));
 }
 
 // Sums, and what is read for them, are in its 16 registers; of two rows and a whole panel as well.
 COLOSSAL_AVX2 void run_avx2(const Product& given, int64_t begin, int64_t end) {
-  for (int64_t panel = begin; panel < end; ++panel)
-    for (int64_t from = 0; from < given.inputs; from += kDepth) {
-      const Part part = part_of(given, panel, from);
-      const int64_t row = multiply_rows<32, 2, 4>(given, part, multiply_rows<32, 6, 2>(given, part, 0));
-      multiply_rows<32, 1, 4>(given, part, row);
-    }
+  for (Part part = part_at(given, 0, begin, 0); part.first_row < given.rows; part = next(given, begin, end, part)) {
+    const int64_t row = multiply_rows<32, 2, 4>(given, part, multiply_rows<32, 6, 2>(given, part, part.first_row));
+    multiply_rows<32, 1, 4>(given, part, row);
+  }
 }
 
 COLOSSAL_AVX512 void run_avx512(const Product& given, int64_t begin, int64_t end) {
-  for (int64_t panel = begin; panel < end; ++panel)
-    for (int64_t from = 0; from < given.inputs; from += kDepth) {
-      const Part part = part_of(given, panel, from);
-      const int64_t row = multiply_rows<64, 4, 2>(given, part, multiply_rows<64, 8, 2>(given, part, 0));
-      multiply_rows<64, 1, 2>(given, part, multiply_rows<64, 2, 2>(given, part, row));
-    }
+  for (Part part = part_at(given, 0, begin, 0); part.first_row < given.rows; part = next(given, begin, end, part)) {
+    const int64_t row = multiply_rows<64, 4, 2>(given, part, multiply_rows<64, 8, 2>(given, part, part.first_row));
+    multiply_rows<64, 1, 2>(given, part, multiply_rows<64, 2, 2>(given, part, row));
+  }
 }
 
 constexpr Run kRuns[] = {run_portable, run_avx2, run_avx512};

@@ -6,8 +6,8 @@ import torch
 from colossal._src.kernel import has_packed_product, packed_product, to_panels, to_rows
 
 LEVELS = [0, 1, 2]
-SHAPES = [(1, 32, 32), (3, 48, 64), (8, 33, 31), (13, 70, 96), (19, 5, 2100), (6, 32, 4096), (0, 32, 32)]
-"""Rows, outputs and inputs; more than 2,048 inputs are divided."""
+SHAPES = [(1, 32, 32), (3, 48, 64), (8, 33, 31), (13, 70, 96), (19, 5, 2100), (6, 32, 4096), (205, 40, 64), (0, 32, 32)]
+"""Rows, outputs and inputs; more than 96 rows are divided, and more than 2,048 inputs."""
 
 needs_vectors = pytest.mark.skipif(not has_packed_product(torch.float32), reason="no compiler, or no vectors")
 needs_tiles = pytest.mark.skipif(not has_packed_product(torch.bfloat16), reason="no tiles for bfloat16")
