@@ -18,7 +18,6 @@
 
 using namespace colossal;
 
-
 namespace {
 
 enum Type : int64_t { kFloat32 = 1, kBFloat16 = 2, kFloat64 = 3 };
