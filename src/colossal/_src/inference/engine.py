@@ -34,7 +34,7 @@ class InferenceEngine:
 
     A model that a Booster trains generates with its newest weights, in evaluation mode whatever mode it is in, and goes
     on training as if it had not: the engine finds out by itself that weights have changed. All ranks call `generate`,
-    or `step`, together. With tensor parallelism all ranks of a group have the same requests; those of other
+    or `step`, together. The tensor-parallel ranks and pipeline stages of a model have the same requests; those of other
     data-parallel ranks may differ. Gemini and FSDP gather all parameters meanwhile, once a call.
 
     With `tp_size` and `pp_size` ranks shard the model: each has some heads of the layers of its stage, and their pages.
@@ -60,8 +60,8 @@ class InferenceEngine:
             differs between ranks; it has fewer layers than `pp_size`; there are no `tp_size` times `pp_size` ranks, or
             it is boosted and one of them is not 1.
         UnsupportedError: The model has an encoder, keeps other states than keys and values, is to be sharded and of a
-            family without a table, or one without stages, or is boosted with pipeline stages, sequence parallelism, or
-            experts that ranks with other requests use.
+            family without a table, or one without stages, or is boosted with stages that pass more than hidden states,
+            with sequence parallelism, or with experts that ranks with other requests use.
         PlanError: Its heads cannot be sharded over so many ranks.
 
     Communication: digests of the parameters are compared; then, in every step, a broadcast of what is to be computed,
@@ -112,6 +112,7 @@ class InferenceEngine:
             pack_weights(model)
         self._runner = ModelRunner(
             model,
+            parts=self._weights.parts,
             num_rows=config.max_batch_size,
             max_length=config.max_length,
             num_pages=config.total_blocks,

@@ -9,6 +9,7 @@ fixed size would not do: another row of a matrix product is computed by another 
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from inspect import signature
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -39,6 +40,7 @@ class ModelRunner:
         self,
         model: nn.Module,
         *,
+        parts: Sequence[nn.Module],
         num_rows: int,
         max_length: int,
         num_pages: int,
@@ -64,7 +66,8 @@ class ModelRunner:
         self._tokens = np.zeros((num_rows, length), dtype=np.int64)
         self._slots = np.zeros((num_rows, length), dtype=np.int64)
         # one token is attended to in pages in another order than in a batch of several
-        self._configs = [] if batch_invariant else configs_to_replace(model, self._device)
+        found = [] if batch_invariant else [configs_to_replace(part, self._device) for part in parts]
+        self._configs = list(chain(*found)) if all(found) else []
 
     def run(self, record: StepRecord) -> dict[int, torch.Tensor]:
         """Compute the chunks; return the logits of each that is the last, (vocabulary,), by its place in the record.
@@ -109,8 +112,7 @@ class ModelRunner:
 
     def _receive_logits(self, num_rows: Iterable[int]) -> list[torch.Tensor]:
         """Wait for the logits of batches that later stages have computed."""
-        stages = None if self._shard is None else self._shard.stages
-        return [] if stages is None else stages.receive_logits(list(num_rows))
+        return [] if self._shard is None else self._shard.receive_logits(list(num_rows))
 
     def _batches(self, chunks: Sequence[ChunkRecord]) -> Iterator[list[int]]:
         """Divide chunks into batches of similar lengths; yields their places."""

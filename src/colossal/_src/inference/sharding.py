@@ -1,6 +1,6 @@
 """Leaves each rank its shard of the model of an engine, by the tables of its family."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, final
 
 import torch
@@ -9,9 +9,8 @@ from torch import nn
 from colossal._src import comm
 from colossal._src.cluster import ParallelMesh
 from colossal._src.comm import equal_on_all_ranks, int64_digest
-from colossal._src.inference.staged_model import StagedModel
 from colossal._src.lazy import lazy_tensors, materialize
-from colossal._src.pipeline import count_layers
+from colossal._src.pipeline import RowExecutor, Stage, StagePlacement, count_layers, partition_uniform
 from colossal._src.shardformer import FAMILIES, ShardConfig, ShardFormer, plan_of
 from colossal._src.tensor import ParallelPlan, base_model_of
 from colossal.errors import ConfigError, PlanError, UnsupportedError
@@ -23,13 +22,12 @@ class ModelShard:
 
     Attributes:
         forward: Runs it; what it returns has the vocabulary entries of this rank, and before the last stage is None.
-        stages: The ranks before and after this one, or None if there is one stage.
     """
 
     def __init__(
-        self, forward: Callable[..., Any], stages: StagedModel | None, mesh: ParallelMesh, vocabulary: int
+        self, forward: Callable[..., Any], stages: RowExecutor | None, mesh: ParallelMesh, vocabulary: int
     ) -> None:
-        self.forward, self.stages = forward, stages
+        self.forward, self._stages = forward, stages
         self._mesh, self._vocabulary = mesh, vocabulary
 
     def full_logits(self, logits: torch.Tensor) -> torch.Tensor:
@@ -37,9 +35,15 @@ class ModelShard:
         logits = logits.as_subclass(torch.Tensor)
         if logits.shape[-1] != self._vocabulary:
             logits = comm.gather(logits, "tp", -1, self._mesh, length=self._vocabulary)
-        if self.stages is not None:
-            self.stages.send_logits(logits)
+        if self._stages is not None:
+            self._stages.send_results(logits)
         return logits
+
+    def receive_logits(self, num_rows: Sequence[int]) -> list[torch.Tensor]:
+        """Wait for logits of batches, in their order, (rows, vocabulary) each; nothing where there are none to come."""
+        if self._stages is None or not self._stages.wants_results:
+            return []
+        return [self._stages.receive_results(rows) for rows in num_rows]
 
 
 def shard(model: nn.Module, mesh: ParallelMesh) -> ModelShard:
@@ -55,10 +59,10 @@ def shard(model: nn.Module, mesh: ParallelMesh) -> ModelShard:
     with mesh:
         ShardFormer(ShardConfig(mesh)).optimize(model, plan)
     materialize(model).to(mesh.accelerator.get_current_device())
-    return ModelShard(model if stages is None else stages.forward, stages, mesh, vocabulary)
+    return ModelShard(model if stages is None else stages, stages, mesh, vocabulary)
 
 
-def _partition(model: nn.Module, plan: ParallelPlan, mesh: ParallelMesh) -> StagedModel:
+def _partition(model: nn.Module, plan: ParallelPlan, mesh: ParallelMesh) -> RowExecutor:
     """Leave a model the stage of this rank."""
     if plan.stages is None or any(plan.stages.layer_outputs[1:]):
         raise UnsupportedError(
@@ -68,7 +72,10 @@ def _partition(model: nn.Module, plan: ParallelPlan, mesh: ParallelMesh) -> Stag
         )
     if mesh.size("tp") > 1:
         list(plan.rows(base_model_of(model)))  # a row that matches nothing is an error of the full model
-    return StagedModel(model, plan.stages, count_layers(model, plan.stages), mesh)
+    size, rank = mesh.size("pp"), mesh.rank("pp")
+    stage = Stage.of_model(model, plan.stages, partition_uniform(count_layers(model, plan.stages), size), rank)
+    # the ranks behind the first one of a tensor-parallel group sample nothing
+    return RowExecutor([stage], StagePlacement(size), mesh, receivers=[0] if mesh.rank("tp") == 0 else [])
 
 
 def _find_plan(model: nn.Module, mesh: ParallelMesh) -> ParallelPlan:

@@ -18,6 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 from colossal._src.comm import LostPeerGuard, all_reduce_over, equal_text_on_all_ranks, int64_digest
 from colossal._src.inference.batch_invariance import batch_invariant
 from colossal._src.inference.config import InferenceConfig
+from colossal._src.inference.staged_forward import StagedForward
 from colossal._src.interface import (
     SAVE_AND_GENERATE,
     ModelWrapper,
@@ -35,14 +36,20 @@ class Weights(ABC):
     """A model, and what has to be done around its forward passes.
 
     Attributes:
-        model: Of transformers, with the configuration.
+        parts: Of transformers, with the configuration: the model; of one that is boosted in pipeline stages those of
+            this rank, in order.
         forward: Runs it.
         seed: Of the random numbers of requests without a seed; None for one of the operating system.
     """
 
-    model: Any
+    parts: tuple[Any, ...]
     forward: Callable[..., Any]
     seed: int | None = None
+
+    @property
+    def model(self) -> Any:
+        """The model, or the first stage of it that is here."""
+        return self.parts[0]
 
     @abstractmethod
     def in_use(self) -> AbstractContextManager[bool]:
@@ -58,7 +65,7 @@ class FixedWeights(Weights):
     """Those of a model in evaluation mode, which its owner says are the same until `reset_prefix_cache` is called."""
 
     def __init__(self, model: nn.Module) -> None:
-        self.model, self.forward = model, model
+        self.parts, self.forward = (model,), model
         self._check_mode()
 
     @contextmanager
@@ -83,16 +90,15 @@ class TrainedWeights(Weights):
 
     def __init__(self, boosted: nn.Module, *, is_batch_invariant: bool) -> None:
         own = unwrap_model(boosted)
-        if full_spec_of(own) is not None:
-            raise UnsupportedError(
-                "An engine computes a token by one forward pass of a full model. Found a model in pipeline stages. "
-                f"{SAVE_AND_GENERATE} Or boost it with pp_size=1."
-            )
-        self.model, self.forward = model_without_adapters(own), own
+        self._stages = None if full_spec_of(own) is None else StagedForward(own)
+        self.forward = own if self._stages is None else self._stages
+        self.parts = (model_without_adapters(own),) if self._stages is None else self._stages.parts
         self._own, self._boosted = own, boosted
         self._is_batch_invariant = is_batch_invariant
         self._sharded = sharded_generation_of(self.model)
         self._groups = [] if self._sharded is None else _check_sharding(self._sharded)
+        if self._stages is not None:
+            self._groups.append(self._stages.mesh.group("pp"))
         self._digest: int | None = None
         self._is_open = False
         if self._groups:
@@ -104,7 +110,7 @@ class TrainedWeights(Weights):
     def in_use(self) -> Generator[bool]:
         """Evaluate with full parameters, without communication over data-parallel ranks, which all open the context.
 
-        Communication: with Gemini and FSDP all_gather, dp, the parameters' bytes; with tp all_reduce, tp, 8 bytes.
+        Communication: with Gemini and FSDP all_gather, dp, the parameters' bytes; with tp and pp all_reduce, 8 bytes.
         """
         if self._is_open:
             yield False
@@ -116,8 +122,8 @@ class TrainedWeights(Weights):
             stack.enter_context(_full_parameters(self._boosted, self._own))
             for open_context in forward_contexts_of(self._boosted):
                 stack.enter_context(open_context())
-            if self._sharded is not None:
-                stack.enter_context(self._sharded.full_logits(self.model))
+            if self._sharded is not None and (self._stages is None or self._stages.has_head):
+                stack.enter_context(self._sharded.full_logits(self.parts[-1]))
             if self._is_batch_invariant:
                 stack.enter_context(batch_invariant())
             stack.callback(setattr, self, "_is_open", False)
@@ -127,13 +133,13 @@ class TrainedWeights(Weights):
     def check_requests(self, requests: object) -> None:
         """Compare them over the ranks that shard the model.
 
-        Communication: with tp all_reduce, tp, 16 bytes.
+        Communication: with tp and pp all_reduce, 16 bytes.
         """
         if not equal_text_on_all_ranks(repr(requests), self._groups):
             raise ConfigError(
-                "Ranks that shard a model compute each token together: all of one tensor-parallel group pass the same "
-                "prompts and parameters, in the same order. Found others on another rank. Choose prompts by the rank on"
-                " the dp axis: booster.plugin.data_parallel_rank_and_size."
+                "Ranks that shard a model compute each token together: all of its tensor-parallel ranks and pipeline "
+                "stages pass the same prompts and parameters, in the same order. Found others on another rank. Choose "
+                "prompts by the rank on the dp axis: booster.plugin.data_parallel_rank_and_size."
             )
 
     def _are_new(self) -> bool:

@@ -20,7 +20,8 @@ from colossal._src.pipeline.partition import (
     stage_of_layer,
 )
 from colossal._src.pipeline.placeholders import StageBoundary
-from colossal._src.pipeline.row_link import RowLink, make_row_links
+from colossal._src.pipeline.row_executor import RowExecutor
+from colossal._src.pipeline.row_link import RowLink
 from colossal._src.pipeline.schedule import (
     SCHEDULES,
     Action,
@@ -60,6 +61,7 @@ __all__ = [
     "PipelineOrder",
     "PipelineStageManager",
     "PipelineStyle",
+    "RowExecutor",
     "RowLink",
     "SharedParameter",
     "Stage",
@@ -81,7 +83,6 @@ __all__ = [
     "interleaved",
     "is_layer_sequence",
     "lacks_labels",
-    "make_row_links",
     "map_tensors",
     "measure_layer_times",
     "merge_outputs",

@@ -23,6 +23,7 @@ from colossal._src.pipeline.microbatch import (
 )
 from colossal._src.pipeline.p2p import RecvQueue, TensorMeta, make_links, peer_pairs, wait
 from colossal._src.pipeline.pipeline_step import PipelineStep
+from colossal._src.pipeline.row_executor import RowExecutor
 from colossal._src.pipeline.schedule import SCHEDULES, Pass, PipelineOrder, forward_only, p2p_messages
 from colossal._src.pipeline.schedule.stage_placement import PipelineStyle, StagePlacement
 from colossal._src.pipeline.stage import Stage
@@ -113,6 +114,14 @@ class PipelineExecutor:
             assert loss is not None
             refuse_loss_without_labels(loss)
         return {"loss": loss if return_loss else None, "outputs": step.join_outputs()}
+
+    def row_executor(self) -> RowExecutor:
+        """Make what runs the same stages on rows of tokens, forward only, and gives their results to all ranks.
+
+        Communication: as of `make_links`; all ranks of the pp axis call it together.
+        """
+        receivers = range(self._mesh.size("pp"))
+        return RowExecutor(list(self.stages.values()), self._placement, self._mesh, receivers)
 
     @contextmanager
     def record(self) -> Iterator[list[Timeline]]:

@@ -4,13 +4,11 @@ Both ranks know how many rows pass: a plan of the pass, which all ranks have, sa
 the model, so they come once, with the first tensor.
 """
 
-from collections.abc import Iterable
 from typing import final
 
 import torch
 
-from colossal._src.cluster import ParallelMesh
-from colossal._src.pipeline.p2p import HEADER_LENGTH, P2PLink, TensorMeta, decode_metas, encode_metas, make_links, wait
+from colossal._src.pipeline.p2p import HEADER_LENGTH, P2PLink, TensorMeta, decode_metas, encode_metas, wait
 from colossal.errors import ShapeError
 
 
@@ -50,13 +48,3 @@ class RowLink:
         rows = torch.empty(*sizes, meta.shape[-1], dtype=meta.dtype, device=self._link.device)
         wait(self._link.post(rows))
         return rows
-
-
-def make_row_links(mesh: ParallelMesh, pairs: Iterable[tuple[int, int]]) -> dict[int, RowLink]:
-    """Make the links of this rank, by the indices of the other ranks on the pp axis.
-
-    `pairs` has the two indices of each link, the lower one first; all ranks of the axis call with the same ones.
-
-    Communication: on an accelerator a group of the pp axis is formed, and the ranks of each pair send 8 bytes.
-    """
-    return {rank: RowLink(link) for rank, link in make_links(mesh, set(pairs)).items()}

@@ -61,6 +61,12 @@ class Stage(nn.Module):
         """Whether it returns the outputs of the full model."""
         return self.index == self.num_stages - 1
 
+    @property
+    def passes_hidden_states_alone(self) -> bool:
+        """Whether one tensor comes from the stage before, and one goes to the next."""
+        passage = self._passage
+        return passage is not None and max(len(passage.input_names), len(passage.output_names)) <= 1
+
     def set_sequence_parallel_size(self, num_ranks: int) -> None:
         """Set the number of ranks over which hidden states are sharded along the sequence."""
         if self._passage is not None:

@@ -19,13 +19,16 @@ from colossal._src.interface import (
     model_without_adapters,
     refuse,
 )
-from colossal._src.pipeline import PipelineExecutor, Stage, Timeline
+from colossal._src.pipeline import PipelineExecutor, RowExecutor, Stage, Timeline
 from colossal._src.shardformer import switch_checkpointing
 from colossal._src.tensor import Replicas, grad_of, replicas_of, set_grad
 from colossal.errors import UnsupportedError
 
 _REFUSED: Mapping[str, str] = {
-    "generate": f"generate calls the full model for each token. Found a model in pipeline stages. {SAVE_AND_GENERATE}",
+    "generate": (
+        "generate calls the full model for each token. Found a model in pipeline stages. Pass the boosted model to "
+        f"colossal.inference.InferenceEngine, whose generate runs the stages. Or: {SAVE_AND_GENERATE}"
+    ),
     "merge_and_unload": f"Merging takes adapters of all layers. Found a model in pipeline stages. {SAVE_AND_MERGE}",
 }
 _OF_FULL_MODEL = "The model is partitioned into pipeline stages: use {0} of the model before it is boosted."
@@ -55,6 +58,10 @@ class PipelinedModel(nn.Module):
         """Copy the stages, whose parameters can be averaged and saved; only those of the original communicate."""
         memo[id(self._run)] = None
         return copy_module(self, memo)
+
+    def row_executor(self) -> RowExecutor:
+        """Make what runs the stages on rows of tokens; see `PipelineExecutor.row_executor`."""
+        return self._run.row_executor()
 
     def record(self) -> AbstractContextManager[list[Timeline]]:
         """Measure when each pass of a step is; see `PipelineExecutor.record`."""
