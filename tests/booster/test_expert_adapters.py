@@ -91,7 +91,7 @@ def train(world: str, name: str, folder: Path) -> dict[str, list[float]]:
     ("world", "name"),
     [
         ("ep2", "mixtral"),
-        ("tp2", "mixtral"),
+        pytest.param("tp2", "mixtral", marks=pytest.mark.slow),
         pytest.param("tp2-ep2", "mixtral", marks=pytest.mark.slow),
         ("ep2", "gpt-oss"),
         ("tp2-ep2", "gpt-oss"),
@@ -131,6 +131,7 @@ def save_again(options: dict[str, Any], folder: Path, target: Path) -> None:
     booster.save_lora_as_pretrained(model, target, use_safetensors=True)
 
 
+@pytest.mark.slow
 def test_files_are_those_of_peft_with_all_experts(tmp_path: Path) -> None:
     run_processes(save_first, 4, tmp_path / "ep4")
     saved = load_file(tmp_path / "ep4/adapter_model.safetensors")

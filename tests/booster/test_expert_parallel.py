@@ -58,6 +58,7 @@ def train_sharded(expected: dict[str, torch.Tensor]) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.slow
 def test_under_plugins_that_shard_no_layers() -> None:
     booster, model, optimizer = boost(None, build("mixtral"))
     norms = train(booster, model, optimizer)

@@ -71,7 +71,7 @@ def generate_sharded(name: str, options: dict[str, Any], eos: int) -> list[list[
         ("mixtral", 2, {"ep_size": 2}),
         ("gpt-oss", 2, {"ep_size": 2}),
         ("mixtral", 2, {"tp_size": 2, "ep_size": 2}),
-        ("mixtral", 4, {"tp_size": 2, "ep_size": 4}),
+        pytest.param("mixtral", 4, {"tp_size": 2, "ep_size": 4}, marks=pytest.mark.slow),
     ],
 )
 def test_ranks_generate_until_the_last_of_them_has_finished(name: str, size: int, options: dict[str, Any]) -> None:

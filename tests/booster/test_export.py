@@ -227,7 +227,10 @@ def merge(plugin: str, folder: Path) -> str:
     return ""
 
 
-@pytest.mark.parametrize("plugin", [*FULL, "tp", "gemini", "pp", "fsdp"])
+@pytest.mark.parametrize(
+    "plugin",
+    [pytest.param(each, marks=() if each in ("tp", "pp") else pytest.mark.slow) for each in (*FULL, *SHARDED, "pp")],
+)
 def test_adapters_are_merged_or_the_error_says_how(plugin: str, tmp_path: Path) -> None:
     is_refused = plugin in ("gemini", "pp", "fsdp")
     for message in run_processes(merge, 2, plugin, tmp_path):

@@ -117,6 +117,7 @@ def load_and_save(plugins: list[str], folder: str) -> None:
         assert set(load_file(path)) == names, plugin
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("plugins", [list(PLUGINS)[:4], list(PLUGINS)[4:]])
 def test_names_of_wrappers_under_plugins(plugins: list[str], tmp_path: Path) -> None:
     save(

@@ -175,7 +175,7 @@ def expected() -> dict[tuple[str, str | None], dict[str, Any]]:
     ("plugin", "size"),
     [
         ("none", 1),
-        *((plugin, 2) for plugin in PLUGINS if plugin != "none"),
+        *(pytest.param(each, 2, marks=pytest.mark.slow if each == "ddp" else ()) for each in PLUGINS if each != "none"),
         *(pytest.param(plugin, n, marks=pytest.mark.slow) for plugin in PLUGINS if plugin != "none" for n in (1, 4)),
     ],
 )

@@ -77,6 +77,7 @@ def train_and_save(plugins: list[str], expected: dict[str, Any], root: str) -> N
             torch.testing.assert_close(found, logits, msg=lambda text, at=f"{plugin}, {saved}, loaded: ": at + text)
 
 
-@pytest.mark.parametrize("saved", ["inner", pytest.param("ends", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("saved", ["inner", "ends"])
 def test_modules_that_are_trained_in_full_are_saved(saved: str, tmp_path: Path) -> None:
     run_processes(train_and_save, 2, list(PLUGINS), {saved: one_process(saved)}, str(tmp_path))

@@ -74,6 +74,7 @@ def accuracies() -> dict[str | None, float]:
         get_dist_logger().set_level("INFO")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_every_precision_learns_the_digits_as_well_as_float32(precision, accuracies) -> None:
     assert accuracies[None] > 0.95

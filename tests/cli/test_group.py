@@ -69,6 +69,7 @@ def test_a_missing_package_is_named_with_the_extra_that_brings_it(package, tmp_p
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("package", ["fastapi", "uvicorn", "prometheus_client"])
 def test_serving_names_the_extra_that_brings_a_missing_package(package, tmp_path) -> None:
     (tmp_path / f"{package}.py").write_text(f"raise ModuleNotFoundError('no', name={package!r})", encoding="utf-8")

@@ -115,6 +115,7 @@ def test_a_killed_run_goes_on_under_another_plugin(source, tmp_path) -> None:
     assert (tmp_path / "run" / "model" / "model.safetensors.index.json").exists()
 
 
+@pytest.mark.slow
 def test_the_saved_model_continues_text(source) -> None:
     model: Any = AutoModelForCausalLM.from_pretrained(source[0] / "gpt2" / "model")
     tokenizer: Any = AutoTokenizer.from_pretrained(source[0] / "gpt2" / "model")

@@ -96,7 +96,7 @@ def compare_training(plugin: str) -> None:
     assert before != inside != after
 
 
-@pytest.mark.parametrize("plugin", in_gate("ZeRO-2", "FSDP", "Gemini, tp2"))
+@pytest.mark.parametrize("plugin", in_gate("ZeRO-2", "Gemini, tp2"))
 def test_training_goes_on_as_if_nothing_was_generated(plugin: str) -> None:
     run_processes(compare_training, 2, plugin)
 
@@ -122,7 +122,7 @@ def compare_with_newest(plugin: str, family: str) -> None:
 
 
 @pytest.mark.parametrize("family", ["llama", pytest.param("gpt2", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("plugin", in_gate("DDP", "Gemini", "tp2"))
+@pytest.mark.parametrize("plugin", in_gate("Gemini", "tp2"))
 def test_the_newest_weights_generate(plugin: str, family: str) -> None:
     run_processes(compare_with_newest, 2, plugin, family)
 

@@ -272,6 +272,7 @@ def call(*columns: list[torch.Tensor]) -> None:
     torch.ops.colossal.adam_step(*columns, **NUMBERS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("copy", [None, torch.bfloat16])
 def test_the_operation_does_what_it_declares(copy) -> None:
     tensors = [make(numel, torch.float32, torch.bfloat16, copy) for numel in (30, 7)]
@@ -290,6 +291,7 @@ def test_fake_tensors_are_looked_at_and_not_computed() -> None:
     adam_step([meta], STEPS[0])
 
 
+@pytest.mark.slow
 def test_a_compiled_program_takes_the_same_step() -> None:
     def program(weight: torch.Tensor, exp_avg: torch.Tensor, exp_avg_sq: torch.Tensor, copy: torch.Tensor, number: int):  # noqa: ANN202
         grad = weight * 2

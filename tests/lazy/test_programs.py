@@ -3,9 +3,12 @@
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+
+pytestmark = pytest.mark.slow
 
 WINDOWS: list[Callable[[torch.Tensor], torch.Tensor]] = [
     lambda tensor: tensor,

@@ -15,10 +15,10 @@ from colossal._src.pipeline import (
     Microbatching,
     PipelineExecutor,
     PipelineStyle,
+    RowLink,
     SharedParameter,
     Stage,
     copy_structure,
-    make_row_links,
 )
 from colossal._src.pipeline.p2p import P2PLink, make_links, open_links, peer_pairs
 from colossal._src.pipeline.schedule.p2p_messages import p2p_programs
@@ -285,7 +285,8 @@ def send_rows() -> list[torch.Tensor]:
     sizes = [(2, 3), (5, 1), (2, 3)]
     rows = [torch.full((*each, WIDTH), index, dtype=torch.bfloat16) for index, each in enumerate(sizes)]
     with CommCounter() as counter:
-        [(other, link)] = make_row_links(ParallelMesh(pp=2), [(0, 1)]).items()
+        [(other, of_bytes)] = make_links(ParallelMesh(pp=2), [(0, 1)]).items()
+        link = RowLink(of_bytes)
         if other == 0:
             found = [link.receive(*each) for each in sizes]
             link.send(found[-1][0])

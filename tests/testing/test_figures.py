@@ -26,6 +26,7 @@ def draw(file: Path) -> None:
         right.text(0.5, 0.5, "label")
 
 
+@pytest.mark.slow
 def test_a_figure_has_text_of_a_readable_size(tmp_path) -> None:
     draw(tmp_path / "a.svg")
     svg = (tmp_path / "a.svg").read_text()
@@ -38,6 +39,7 @@ def test_a_figure_has_text_of_a_readable_size(tmp_path) -> None:
     assert min(sizes) * PHONE_PX / width >= READABLE_ON_PHONE_PX
 
 
+@pytest.mark.slow
 def test_a_timeline_has_text_of_a_readable_size_and_the_colors_of_figures() -> None:
     assert timeline._FONT_PX * min(1, PAGE_PX / timeline._WIDTH) >= READABLE_PX
     assert timeline._FONT_PX * PHONE_PX / timeline._WIDTH >= READABLE_ON_PHONE_PX
@@ -45,6 +47,7 @@ def test_a_timeline_has_text_of_a_readable_size_and_the_colors_of_figures() -> N
     assert {kind: COLORS[name] for kind, name in meanings.items()} == timeline._COLORS
 
 
+@pytest.mark.slow
 def test_the_same_data_give_the_same_file_and_leave_the_settings(tmp_path) -> None:
     before = dict(mpl.rcParams)
     for name in ("a.svg", "b.svg"):

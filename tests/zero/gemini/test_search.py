@@ -175,6 +175,7 @@ def cases(draw: st.DrawFn) -> dict[str, Any]:
     }
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(case=cases())
 def test_no_size_wastes_less_and_no_smaller_one_as_little(case: dict[str, Any]) -> None:
