@@ -1,6 +1,7 @@
 """Adapters inside of a model: put in, found again, taken out."""
 
 import copy
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -29,7 +30,10 @@ def inject_adapters(model: nn.Module, config: "LoraConfig") -> "PeftModel":
 
     wanted = {option: _listed(getattr(config, option)) for option in ("target_modules", "modules_to_save")}
     try:
-        adapted: Any = get_peft_model(model, copy.deepcopy(config))
+        with warnings.catch_warnings():
+            # peft asks transformers for an attribute by its old name, about which a user can do nothing
+            warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated", FutureWarning)
+            adapted: Any = get_peft_model(model, copy.deepcopy(config))
     except ColossalError:
         raise
     except Exception as error:
