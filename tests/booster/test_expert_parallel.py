@@ -133,7 +133,8 @@ def read(folder: Path, pattern: str) -> dict[str, torch.Tensor]:
 )
 def test_files_are_those_of_all_experts(name: str, tmp_path: Path) -> None:
     torch.manual_seed(0)
-    build(name).config.save_pretrained(tmp_path / "model")
+    config: Any = build(name).config
+    config.save_pretrained(tmp_path / "model")
     run_processes(save, 4, name, tmp_path)
     kind: Any = getattr(transformers, EXPERTS[name][0])
     from_files = kind.from_pretrained(tmp_path / "model", dtype=torch.float64).state_dict()

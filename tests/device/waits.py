@@ -25,7 +25,8 @@ def loss_of(outputs: Any, _: Any) -> torch.Tensor:
     return outputs.loss
 
 
-def waits_of(kind: str, options: dict[str, Any], precision: str) -> dict[str, int]:
+def waits_of(kind: str, options: dict[str, Any], precision: str) -> list[dict[str, int]]:
+    """Count in a step whose batch comes from the host, and in one whose batch is on the device."""
     torch.manual_seed(0)
     model = build(equal.MODEL, num_layers=equal.LAYERS)
     own = {} if kind.startswith("Torch") else {"precision": precision}
@@ -36,17 +37,20 @@ def waits_of(kind: str, options: dict[str, Any], precision: str) -> dict[str, in
     )
     optimizer: Any = torch.optim.AdamW(model.parameters(), **equal.ADAM)
     boosted, optimizer, *_ = booster.boost(model, optimizer)
-    ids = equal.batch_of(0)["input_ids"].pin_memory()
+    on_host = equal.batch_of(0)["input_ids"].pin_memory()
 
-    def step() -> None:
+    def step(ids: torch.Tensor) -> None:
         booster.execute_pipeline(iter([{"input_ids": ids, "labels": ids}]), boosted, loss_of, optimizer)
         optimizer.step()
         optimizer.zero_grad()
 
     for _ in range(STEPS_BEFORE):
-        step()
-    with pretend_device.counted_waits() as found:
-        step()
+        step(on_host)
+    found = list[dict[str, int]]()
+    for ids in (on_host, on_host.to("pretend")):
+        with pretend_device.counted_waits() as waits:
+            step(ids)
+        found.append(waits)
     return found
 
 

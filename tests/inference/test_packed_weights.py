@@ -64,6 +64,7 @@ def test_everything_else_sees_rows(dtype: torch.dtype) -> None:
     layer = make_layer(32, 16, bias=True, dtype=dtype)
     rows, x = layer.weight.clone(), torch.randn(4, 32, dtype=dtype, requires_grad=True)
     layer(x).sum().backward()
+    assert x.grad is not None
     expected, x.grad = x.grad, None
     pack_weights(layer)
     assert torch.equal(layer.state_dict()["weight"], rows)
@@ -71,6 +72,7 @@ def test_everything_else_sees_rows(dtype: torch.dtype) -> None:
     assert isinstance(layer.weight, nn.Parameter)
     assert next(layer.parameters()).dtype == dtype
     layer(x).sum().backward()
+    assert x.grad is not None
     assert torch.equal(x.grad, expected)
 
 

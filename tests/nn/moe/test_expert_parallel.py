@@ -146,7 +146,11 @@ def test_a_layer_says_how_tokens_come_to_experts_that_are_sharded_later() -> Non
 
     with fake_world(2):
         mesh = ParallelMesh(ep=2)
-        found = [shard_experts(*each) for each in ((layer(), mesh), (layer(), mesh, "all_to_all"), (Experts(), mesh))]
+        found = [
+            shard_experts(layer(), mesh),
+            shard_experts(layer(), mesh, "all_to_all"),
+            shard_experts(Experts(), mesh),
+        ]
     assert [each.exchange for each in found] == ["all_gather", "all_to_all", "all_to_all"]
 
 

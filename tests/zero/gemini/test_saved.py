@@ -127,9 +127,9 @@ def test_weights_are_not_kept_for_the_backward_pass(monkeypatch: pytest.MonkeyPa
 
 def test_bytes_are_counted_once_for_each_memory() -> None:
     seen: list[int] = []
-    saved = SavedTensors(fetch=lambda *_: None, count=seen.append)
+    saved = SavedTensors(count=seen.append)
     x = torch.ones(4, 4, requires_grad=True)
-    with saved.hooks():
+    with saved.hooks(lambda *_: None):
         y = x * 2
         loss = (y * y.t() * y[0]).sum()
     assert sum(seen) == 4 * 16 * 2  # y, and y * y.t()
@@ -137,7 +137,7 @@ def test_bytes_are_counted_once_for_each_memory() -> None:
     assert sum(seen) == 4 * 16 * 2
     loss.backward()
     assert sum(seen) == 0
-    with saved.hooks():
+    with saved.hooks(lambda *_: None):
         dropped = (x * x).sum()
     assert sum(seen) == 64
     del dropped
@@ -145,9 +145,9 @@ def test_bytes_are_counted_once_for_each_memory() -> None:
 
 
 def test_nothing_is_counted_if_nobody_wants_to_know() -> None:
-    saved = SavedTensors(fetch=lambda *_: None, count=None)
+    saved = SavedTensors(count=None)
     x = torch.ones(3, requires_grad=True)
-    with saved.hooks():
+    with saved.hooks(lambda *_: None):
         loss = (x * x).sum()
     loss.backward()
     assert x.grad is not None

@@ -1,8 +1,7 @@
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 """A tensor that knows how its values come about, and has none yet."""
 
-import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, final
 
@@ -12,6 +11,15 @@ from torch.utils._mode_utils import no_dispatch
 from torch.utils._python_dispatch import _disable_current_modes  # pyright: ignore[reportPrivateUsage]
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_structure, tree_unflatten
 
+from colossal._src.lazy.operators import (
+    ALIASING,
+    SHAPE_ONLY,
+    aliases_arguments,
+    makes_tensor,
+    needs_values,
+    refusal_of,
+    written_arguments,
+)
 from colossal._src.lazy.recipe import Constant, Owner, RandomDraw, Recipe, RecordedOperation, View, is_random
 from colossal.errors import ConfigError, UnsupportedError
 
@@ -236,24 +244,15 @@ def set_view(tensor: LazyTensor, view: View) -> None:
 
 
 _META, _CPU = torch.device("meta"), torch.device("cpu")
-_ALIASING = {
-    _aten.t_.default,
-    _aten.transpose_.default,
-    _aten.unsqueeze_.default,
-    _aten.squeeze_.default,
-    _aten.squeeze_.dim,
-    _aten.squeeze_.dims,
-}
-_SHAPE_ONLY = {_aten.empty_like.default, _aten.zeros_like.default}  # of a tensor on the meta device that is enough
-_NEED_VALUES = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)
 
 
 def record(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """Write an operation down, and return what stands for its results."""
     seen = [value for value in tree_leaves((args, kwargs)) if isinstance(value, torch.Tensor)]
     lazy = [value for value in seen if isinstance(value, LazyTensor)]
-    makes = not seen and any(argument.name == "device" for argument in func._schema.arguments)  # noqa: SLF001
-    makes = makes or (func in _SHAPE_ONLY and seen[0].is_meta and kwargs.get("device") is not None)
+    makes = (
+        makes_tensor(func) if not seen else func in SHAPE_ONLY and seen[0].is_meta and kwargs.get("device") is not None
+    )
     if kwargs.get("device") == _META:
         args, kwargs = tree_map(_lazy_on_meta, (args, kwargs))
         return func(*args, **kwargs)
@@ -263,14 +262,14 @@ def record(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         if func is _aten.set_.source_Tensor and _have_same_layout(*seen):
             set_view(args[0], view_of(args[1]))
             return args[0]
-        if func in _ALIASING:
+        if func in ALIASING:
             return _record_alias(func, args, kwargs)
         if torch.Tag.inplace_view in func.tags:
-            raise _refusal(func, "it changes the shape of a tensor in place")
-        written = list(_written(func, args, kwargs))
-        if any(not isinstance(value, LazyTensor) for value in written) or any(tag in func.tags for tag in _NEED_VALUES):
+            raise refusal_of(func, "it changes the shape of a tensor in place")
+        written = list(written_arguments(func, args, kwargs))
+        if any(not isinstance(value, LazyTensor) for value in written) or needs_values(func):
             if any(isinstance(value, LazyTensor) for value in written):
-                raise _refusal(func, "it writes to lazy tensors what has to be known now")
+                raise refusal_of(func, "it writes to lazy tensors what has to be known now")
             return _run_now(func, args, kwargs)
         if makes:
             kwargs = {"device": _CPU, **kwargs}
@@ -285,9 +284,9 @@ def _record_operation(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any],
     results = _shapes_of(func, args, kwargs, draw)
     lazy = [(leaf, view_of(leaf).meta) for leaf in leaves if isinstance(leaf, LazyTensor)]
     if any(leaf.size() != meta.size() for leaf, meta in lazy):
-        raise _refusal(func, "it gives a tensor another size in place")
+        raise refusal_of(func, "it gives a tensor another size in place")
     touched = dict.fromkeys(
-        view_of(each).recipe for each in _written(func, args, kwargs) if isinstance(each, LazyTensor)
+        view_of(each).recipe for each in written_arguments(func, args, kwargs) if isinstance(each, LazyTensor)
     )
     operation = RecordedOperation(func, stored_args, stored_kwargs, list(touched), draw)
     wrapped = _wrapped(operation, tree_leaves(results), lazy, device)
@@ -356,8 +355,8 @@ def _shapes_of(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], draw: 
     try:
         return func(*tree_map(_on_meta, tuple(args)), **tree_map(_on_meta, dict(kwargs)))
     except NotImplementedError as error:
-        if any(argument.alias_info for argument in func._schema.arguments):  # noqa: SLF001
-            raise _refusal(func, "torch cannot compute the shape of its result without running it") from error
+        if aliases_arguments(func):
+            raise refusal_of(func, "torch cannot compute the shape of its result without running it") from error
     args, kwargs = tree_map(_with_values, (tuple(args), dict(kwargs)))
     with torch.no_grad(), draw.again() if draw is not None else nullcontext():
         return tree_map(_on_meta, func(*args, **kwargs))
@@ -390,24 +389,3 @@ def _with_values(leaf: Any) -> Any:
 def _place(meta: torch.Tensor) -> int:
     """Return an identity of a storage: those on the meta device have no addresses."""
     return meta.untyped_storage()._cdata  # noqa: SLF001 (it has no public name)  # pyright: ignore[reportPrivateUsage]
-
-
-def _written(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[torch.Tensor]:
-    """Find the arguments that an operation writes to."""
-    for place, argument in enumerate(func._schema.arguments):  # noqa: SLF001 (torch has no public API for it)
-        if argument.alias_info is not None and argument.alias_info.is_write:
-            value = args[place] if place < len(args) else kwargs.get(argument.name)
-            yield from (each for each in tree_flatten(value)[0] if isinstance(each, torch.Tensor))
-
-
-def _refusal(func: Any, reason: str) -> UnsupportedError:
-    frame, builder = sys._getframe(), "no module"  # noqa: SLF001 (the only way to the module under construction)  # pyright: ignore[reportPrivateUsage]
-    while frame is not None:
-        if isinstance(own := frame.f_locals.get("self"), nn.Module):
-            builder = type(own).__name__
-            break
-        frame = frame.f_back
-    return UnsupportedError(
-        f"A model is built lazily by operations that can run later. Found {func} while {builder} was built: {reason}. "
-        "Build the model without LazyInitContext, or without this operation."
-    )

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial, reduce
 from typing import NamedTuple, final
+from weakref import ref
 
 import torch
 from torch import nn
@@ -35,9 +36,10 @@ class TiedGradientReducer:
         self._found, self._links, self._own = list(_find(stages, placement)), links, own
         self._kept: dict[nn.Parameter, torch.Tensor] = {}
         self._is_exchanging = False
-        for parameter, _ in self._found:
+        for index, (parameter, _) in enumerate(self._found):
             if parameter.requires_grad:
-                parameter.register_hook(partial(self._keep, parameter))
+                # weak, as a parameter holds its hooks, and this the parameters
+                parameter.register_hook(partial(_keep, ref(self), index))
 
     def exchange(self, backward: Callable[[torch.Tensor, torch.Tensor], object]) -> None:
         """Add what all ranks have made since the last time.
@@ -66,12 +68,19 @@ class TiedGradientReducer:
         parts[self._own] = part
         return [parts[rank] for rank in ranks]
 
-    def _keep(self, parameter: nn.Parameter, grad: torch.Tensor) -> torch.Tensor | None:
+    def keep(self, index: int, grad: torch.Tensor) -> torch.Tensor | None:
+        """Keep a gradient for the exchange, and return what its parameter gets in its place; None for the same."""
         if self._is_exchanging:
             return None
+        parameter = self._found[index].parameter
         self._kept[parameter] = self._kept[parameter] + grad if parameter in self._kept else grad.clone()
         # The exchanged sum contains this gradient: in `.grad` now, it would count twice.
         return torch.zeros_like(grad)
+
+
+def _keep(reducer: ref[TiedGradientReducer], index: int, grad: torch.Tensor) -> torch.Tensor | None:
+    own = reducer()
+    return None if own is None else own.keep(index, grad)
 
 
 def broadcast_tied_parameters(stages: Iterable[Stage], placement: StagePlacement, mesh: ParallelMesh) -> None:

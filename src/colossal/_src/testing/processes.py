@@ -6,36 +6,24 @@ a second where torchrun takes some three seconds. Each call gets new ones: nothi
 A test suite saves most of the rest with `reuse_processes`. See [Note: reused processes].
 """
 
-import faulthandler
-import importlib.util
 import inspect
 import multiprocessing
 import os
 import pickle
 import re
 import signal
-import sys
 import tempfile
 import time
-import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from functools import reduce
-from itertools import accumulate
 from multiprocessing import connection
 from multiprocessing.context import ForkServerProcess
-from pathlib import Path
-from types import ModuleType
 from typing import Any, final
 
-import torch
-from torch import distributed as dist
-
 from colossal._src._lost_peer import LOST_PEER
-from colossal._src.cluster import WorldSpec, form_world, wait_for_all
 from colossal._src.testing.limits import scaled
-from colossal._src.testing.process_state import ProcessState
+from colossal._src.testing.task_server import Task, serve
 from colossal._src.testing.tensor_pickle import dumps
 
 PRELOADED = ["torch", "torch._dynamo", "torch.distributed.device_mesh", "colossal.booster", "colossal.testing"]
@@ -60,28 +48,6 @@ class WorldError(AssertionError):
 
 
 @final
-@dataclass(frozen=True)
-class _Task:
-    """What one process is asked to do."""
-
-    rank: int
-    size: int
-    form: bool
-    folder: str
-    file: str
-    module: str
-    qualname: str
-    environment: Mapping[str, str]
-    arguments: bytes
-    timeout_seconds: float
-    is_last: bool
-
-    @property
-    def stack_file(self) -> Path:
-        return Path(self.folder, f"stack-{self.rank}")
-
-
-@final
 class _Process:
     """A process that carries out orders, one after the other."""
 
@@ -90,9 +56,7 @@ class _Process:
         context.set_forkserver_preload(PRELOADED)
         their_orders, self.orders = context.Pipe(duplex=False)
         self.replies, their_replies = context.Pipe(duplex=False)
-        self.process: ForkServerProcess = context.Process(
-            target=_serve, args=(their_orders, their_replies), daemon=True
-        )
+        self.process: ForkServerProcess = context.Process(target=serve, args=(their_orders, their_replies), daemon=True)
         with _one_thread():
             self.process.start()
         # with these ends open here, the death of the process would not close the pipes
@@ -173,7 +137,7 @@ class _RankRun:
     """What one process was asked to do, and what came back from it."""
 
     process: _Process
-    order: _Task
+    order: Task
     result: Any = None
     error: str | None = None
     done: bool = False
@@ -267,7 +231,7 @@ def run_processes(
     file, module = inspect.getfile(function), function.__module__
     with tempfile.TemporaryDirectory(prefix="colossal-world-") as folder:
         orders = [
-            _Task(
+            Task(
                 rank,
                 size,
                 form,
@@ -285,7 +249,7 @@ def run_processes(
         return _run(orders, pool.take(size) if pool else [_Process() for _ in range(size)], timeout_seconds)
 
 
-def _run(orders: list[_Task], processes: list[_Process], timeout_seconds: float) -> list[Any]:
+def _run(orders: list[Task], processes: list[_Process], timeout_seconds: float) -> list[Any]:
     ranks = [_RankRun(process, order) for process, order in zip(processes, orders, strict=True)]
     try:
         failed = _collect(ranks, timeout_seconds)
@@ -350,60 +314,3 @@ def _one_thread() -> Any:
             del os.environ["OMP_NUM_THREADS"]
         else:
             os.environ["OMP_NUM_THREADS"] = before
-
-
-def _serve(orders: "connection.Connection[Any, Any]", replies: "connection.Connection[Any, Any]") -> None:
-    os.environ["OMP_NUM_THREADS"] = "1"
-    torch.set_num_threads(1)
-    state: ProcessState | None = None
-    with suppress(EOFError):  # no more orders
-        while True:
-            order: _Task = orders.recv()
-            if not order.is_last:
-                state = state or ProcessState()
-            _carry_out(order, replies, state)
-
-
-def _carry_out(order: _Task, replies: "connection.Connection[Any, Any]", state: ProcessState | None) -> None:
-    os.environ.update(order.environment)
-    with order.stack_file.open("w") as stack:
-        faulthandler.register(signal.SIGUSR1, stack, all_threads=True)
-        loaded = set(sys.modules)
-        try:
-            # pickled inside, as a result that cannot be pickled is an error of this rank
-            reply, succeeded = dumps(_call(order)), True
-        except BaseException:  # noqa: BLE001 (reported by the caller's process)
-            reply, succeeded = traceback.format_exc(), False
-        remains: list[str] = []
-        if state is not None and succeeded:
-            if order.module not in loaded:
-                sys.modules.pop(order.module, None)
-            remains = state.restore()
-        replies.send_bytes(pickle.dumps((succeeded, reply, remains)))
-        faulthandler.unregister(signal.SIGUSR1)
-    if dist.is_initialized():
-        dist.destroy_process_group()
-
-
-def _call(order: _Task) -> Any:
-    function = reduce(getattr, order.qualname.split("."), _load(order.file, order.module))
-    args, kwargs = pickle.loads(order.arguments)  # noqa: S301 (from our own parent)
-    if order.form:
-        store = dist.FileStore(str(Path(order.folder, "store")), order.size)
-        world = WorldSpec(store, order.rank, order.size, order.timeout_seconds)
-        form_world(world, os.environ.get("COLOSSAL_BACKEND"))
-        wait_for_all(world)  # a function that does nothing must not end before the others are connected
-    return function(*args, **kwargs)
-
-
-def _load(file: str, module: str) -> Any:
-    """Import the function's module from its file: test files need not be importable by name."""
-    if module not in sys.modules:
-        spec = importlib.util.spec_from_file_location(module, file)
-        assert spec is not None
-        assert spec.loader is not None
-        for parent in accumulate(module.split(".")[:-1], "{}.{}".format):
-            sys.modules.setdefault(parent, ModuleType(parent))
-        sys.modules[module] = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(sys.modules[module])
-    return sys.modules[module]

@@ -2,7 +2,9 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from typing import Any, NoReturn, final
+from weakref import ref
 
 import torch
 from torch import nn
@@ -52,7 +54,7 @@ class ZeroShards(MasterParams):
         self._aliases = DataAliases()
         self.buckets: list[FlatParameters] = []
         self._places: dict[nn.Parameter, tuple[FlatParameters, int]] = {}  # the bucket of each working parameter
-        self._buffers_of, self._largest_of = chunks or self._make_buckets, agree
+        self._chunks_of, self._largest_of = chunks, agree
         self._optimizer, self._partition_of, self._config = optimizer, partition_of, config
         self._pool, self._scratch = BufferPool(), BufferPool()
         self._reducer = Reducer(config, reserve)
@@ -68,7 +70,8 @@ class ZeroShards(MasterParams):
         self._writer: Any = (
             optimizer if hasattr(optimizer, "set_param_copies") else None
         )  # those of colossal.nn.optimizer
-        self._handles.append(optimizer.register_step_post_hook(self._after_step))
+        # weak, as all that the optimizer calls: it is an attribute here, and both would wait for the garbage collector
+        self._handles.append(optimizer.register_step_post_hook(partial(_after_step, ref(self))))
         places = {parameter: place for place, parameter in enumerate(order)}
         held = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         # backward passes bring the gradients of the last layers first: in this order buckets fill one after the other
@@ -184,7 +187,7 @@ class ZeroShards(MasterParams):
 
     def _shard_params(self, parameters: list[nn.Parameter]) -> Mapping[nn.Parameter, nn.Parameter]:
         """Find the buffers of parameters, and put their shards into the groups of the optimizer."""
-        buckets = self._buffers_of(parameters)
+        buckets = (self._chunks_of or self._make_buckets)(parameters)
         shards = {
             parameter: shard
             for bucket in buckets
@@ -211,10 +214,10 @@ class ZeroShards(MasterParams):
             }
             if self._offloaded:
                 runs = [bucket.shards for bucket in self.buckets if _is_offloaded(bucket)]
-                self._writer.set_update_hook(runs, self._upload)
+                self._writer.set_update_hook(runs, partial(_upload, ref(self)))
         return added
 
-    def _upload(self, updated: Sequence[torch.Tensor]) -> None:
+    def start_uploads(self, updated: Sequence[torch.Tensor]) -> None:
         """Begin to copy the buckets of which these shards are the last to be updated."""
         self._updated.update(updated)
         for bucket in {self._offloaded[shard] for shard in updated if shard in self._offloaded}:
@@ -227,7 +230,8 @@ class ZeroShards(MasterParams):
         runs = _runs(parameters, self._config.bucket_numel, self._partition_of)
         return [Bucket(run, self._partition_of(run[0]), self._config, self._pool, self._scratch) for run in runs]
 
-    def _after_step(self, *_step: Any) -> None:
+    def finish_step(self) -> None:
+        """Take note that all shards were updated."""
         self._has_stepped = True
         self._updated.clear()
 
@@ -248,6 +252,16 @@ class ZeroShards(MasterParams):
             return values
         # on the host, where these facts are: no device has to be waited for (docs/decisions/0010)
         return partition.total(torch.tensor(values, dtype=torch.int32, device="cpu"), "max").tolist()
+
+
+def _after_step(shards: ref[ZeroShards], *_step: Any) -> None:
+    if (own := shards()) is not None:
+        own.finish_step()
+
+
+def _upload(shards: ref[ZeroShards], updated: Sequence[torch.Tensor]) -> None:
+    if (own := shards()) is not None:
+        own.start_uploads(updated)
 
 
 def _is_offloaded(bucket: FlatParameters) -> bool:

@@ -4,6 +4,7 @@ from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, final
+from weakref import ref
 
 import torch
 from torch import nn
@@ -60,15 +61,15 @@ def broadcast_buffers_before_forward(model: nn.Module, mesh: ParallelMesh) -> No
 
     Only buffers that checkpoints hold, such as the running means of batch normalization: all ranks compute the others.
     """
-    buffers = list(_persistent(model))
+    names, own = list(persistent_buffers(model)), ref(model)  # weak, as the model holds the hook
 
     def broadcast(called: nn.Module, *_inputs: Any) -> None:
-        if called is not model:  # a copy, which one rank may evaluate
+        if called is not own():  # a copy, which one rank may evaluate
             return
         # looked up in each pass: a module may have replaced the buffer by another tensor
-        Channel(DATA, mesh).broadcast(getattr(module, name) for _, module, name in buffers)
+        Channel(DATA, mesh).broadcast(map(called.get_buffer, names))
 
-    if mesh.size(DATA) > 1 and buffers:
+    if mesh.size(DATA) > 1 and names:
         model.register_forward_pre_hook(broadcast)
 
 

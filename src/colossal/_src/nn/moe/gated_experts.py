@@ -4,7 +4,8 @@
 Operations one after the other keep copies of the tokens for each expert, what its first product makes, what the gate
 makes of that, and the results, before they are added up. Here only what the first product makes is kept: the tokens are
 copied again, the gate is computed again with its gradients, in one pass, and the weight of a row multiplies what the
-gate makes, so that its gradient needs no result.
+gate makes, so that its gradient needs no result. The gradient of the first product is written over it, unless the graph
+stays for another pass, or hooks saw what was saved: those may keep that very tensor, as hooks that look at activations.
 
 In shapes, E is the number of experts, T that of tokens, K that of the experts that each goes to, N the number of rows
 of all experts, D their width and F that inside.
@@ -36,11 +37,7 @@ def gated_feed_forward(
     Returns:
         Of shape (N, D).
     """
-    rows, gate_up, down = autocast(rows, gate_up, down)
-    if not _runs_on(rows, gate_up, down):
-        return _one_after_the_other(rows, gate_up, down, ends)
-    result: Any = _GatedExperts.apply(rows, gate_up, down, None, _Places(ends))
-    return result
+    return _run(rows, gate_up, down, None, _Places(ends))
 
 
 def gated_sums(
@@ -62,13 +59,7 @@ def gated_sums(
         Of shape (T, D).
     """
     order, ends = RowOrder.by_expert(chosen, len(gate_up))
-    tokens, gate_up, down = autocast(tokens, gate_up, down)
-    dtype = torch.float64 if tokens.dtype == torch.float64 else torch.float32  # in which the gate is computed
-    if torch.promote_types(weights.dtype, dtype) != dtype or not _runs_on(tokens, gate_up, down):
-        return order.add_weighted(_one_after_the_other(order.take(tokens), gate_up, down, ends), weights)
-    factors = weights.to(dtype).flatten().index_select(0, order.index)
-    result: Any = _GatedExperts.apply(tokens, gate_up, down, factors, _Places(ends, order))
-    return result
+    return _run(tokens, gate_up, down, weights, _Places(ends, order))
 
 
 @final
@@ -82,19 +73,45 @@ class _Places:
         """Copy tokens to rows."""
         return tokens if self.order is None else self.order.take(tokens)
 
-    def restore(self, rows: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        """Add up the rows of each token, in a dtype."""
-        return rows if self.order is None else self.order.restore(rows.to(dtype)).to(rows.dtype)
+    def restore(self, rows: torch.Tensor) -> torch.Tensor:
+        """Add up the rows of each token."""
+        return rows if self.order is None else self.order.restore(rows.to(_dtype_of_sums(rows))).to(rows.dtype)
+
+    def factors(self, weights: torch.Tensor | None, tokens: torch.Tensor) -> torch.Tensor | None:
+        """Bring weights into the order of the rows, of shape (N,)."""
+        if weights is None or self.order is None:
+            return None
+        return weights.flatten().index_select(0, self.order.index).to(_dtype_of_sums(tokens))
+
+    def weights(self, factors: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        """Bring such factors back into the order of the weights, of shape (T, K)."""
+        assert self.order is not None
+        return factors.index_select(0, self.order.inverse).view(-1, self.order.num_copies).to(dtype)
 
 
-def _runs_on(*tensors: torch.Tensor) -> bool:
-    return len({each.dtype for each in tensors}) == 1 and all(map(has_gate_kernel, tensors))
+def _run(
+    tokens: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor, weights: torch.Tensor | None, places: _Places
+) -> torch.Tensor:
+    tokens, gate_up, down = experts = autocast(tokens, gate_up, down)
+    dtype = _dtype_of_sums(tokens)
+    has_sums = weights is None or torch.promote_types(weights.dtype, dtype) == dtype
+    has_code = len({each.dtype for each in experts}) == 1 and all(map(has_gate_kernel, experts))
+    run: Any = _GatedExperts.apply if has_sums and has_code else _one_after_the_other
+    return run(tokens, gate_up, down, weights, places)
+
+
+def _dtype_of_sums(tokens: torch.Tensor) -> torch.dtype:
+    """In which own code computes the gate."""
+    return torch.float64 if tokens.dtype == torch.float64 else torch.float32
 
 
 def _one_after_the_other(
-    rows: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor, ends: torch.Tensor
+    tokens: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor, weights: torch.Tensor | None, places: _Places
 ) -> torch.Tensor:
-    return grouped_linear(gated_silu(grouped_linear(rows, gate_up, ends)), down, ends)
+    """The same in operations that can be differentiated twice."""
+    ends, order = places.ends, places.order
+    rows = grouped_linear(gated_silu(grouped_linear(places.take(tokens), gate_up, ends)), down, ends)
+    return rows if weights is None or order is None else order.add_weighted(rows, weights)
 
 
 class _GatedExperts(torch.autograd.Function):
@@ -106,36 +123,39 @@ class _GatedExperts(torch.autograd.Function):
         tokens: torch.Tensor,
         gate_up: torch.Tensor,
         down: torch.Tensor,
-        factors: torch.Tensor | None,
+        weights: torch.Tensor | None,
         places: _Places,
     ) -> torch.Tensor:
-        counts, rows = counts_of(places.ends), places.take(tokens)
+        counts, rows, factors = counts_of(places.ends), places.take(tokens), places.factors(weights, tokens)
         inner, values = (rows.new_empty(len(rows), each) for each in (gate_up.shape[1], down.shape[2]))
         _multiply(rows, gate_up.mT.unbind(), inner, counts)
         write_gate(inner, values, factors=factors)
         out = torch.empty_like(rows) if places.order is None else rows  # which are then a copy
         _multiply(values, down.mT.unbind(), out, counts)
-        ctx.counts, ctx.places = counts, places
-        ctx.save_for_backward(tokens, gate_up, down, factors, inner)
-        return places.restore(out, out.dtype if factors is None else factors.dtype)
+        ctx.counts, ctx.places, ctx.hooks_may_keep = counts, places, _has_hooks_for_saved_tensors()
+        ctx.save_for_backward(tokens, gate_up, down, weights, inner)
+        return places.restore(out)
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
-        tokens, gate_up, down, factors, inner = ctx.saved_tensors
+        tokens, gate_up, down, weights, inner = ctx.saved_tensors
         places, counts, needed = ctx.places, ctx.counts, ctx.needs_input_grad[:4]
-        if torch.is_grad_enabled():  # which takes operations that can be differentiated again
-            out = _one_after_the_other(places.take(tokens), gate_up, down, places.ends)
-            out = out if factors is None else places.restore(out * factors.unsqueeze(1), factors.dtype).to(tokens.dtype)
-            given = (tokens, gate_up, down, factors)
+        if torch.is_grad_enabled():
+            # which takes operations that can be differentiated again, of views: what a router computes of the tokens
+            # depends on them, and its gradient is not this function's to add
+            given: Any = [None if each is None else each.view_as(each) for each in (tokens, gate_up, down, weights)]
+            out = _one_after_the_other(*given, places=places)
             wanted: Any = [each for each, needs in zip(given, needed, strict=True) if needs]
             found = iter(torch.autograd.grad(out, wanted, grads, create_graph=True))
             return *(next(found) if needs else None for needs in needed), None
-        of_gate_up, of_down, of_factors = (
+        of_gate_up, of_down = (
             torch.empty_like(each, memory_format=torch.contiguous_format) if needs else None
-            for each, needs in zip((gate_up, down, factors), needed[1:], strict=True)
+            for each, needs in zip((gate_up, down), needed[1:3], strict=True)
         )
+        factors = places.factors(weights, tokens)
+        of_factors = torch.empty_like(factors) if factors is not None and needed[3] else None
         grad = places.take(grads[0]).contiguous()
-        of_inner = torch.empty_like(inner) if _is_kept_for_another_pass() else inner
+        of_inner = torch.empty_like(inner) if ctx.hooks_may_keep or _is_kept_for_another_pass() else inner
         values = grad.new_empty(len(grad), down.shape[2])
         _multiply(grad, down.unbind(), values, counts)  # their gradients, over which they are then written
         write_gate(inner, values, grad=values, grads=of_inner, factors=factors, of_factors=of_factors)
@@ -151,8 +171,15 @@ class _GatedExperts(torch.autograd.Function):
         if needed[0]:
             of_rows = torch.empty_like(rows) if of_rows is None else of_rows
             _multiply(of_inner, gate_up.unbind(), of_rows, counts)
-            of_tokens = places.restore(of_rows, rows.dtype if factors is None else factors.dtype)
-        return of_tokens, of_gate_up, of_down, of_factors, None
+            of_tokens = places.restore(of_rows)
+        of_weights = None if of_factors is None else places.weights(of_factors, weights.dtype)
+        return of_tokens, of_gate_up, of_down, of_weights, None
+
+
+def _has_hooks_for_saved_tensors() -> bool:
+    """Whether hooks see what is saved now (``saved_tensors_hooks``)."""
+    backend: Any = torch._C  # noqa: SLF001 (as below)
+    return backend._autograd._top_saved_tensors_default_hooks(False) is not None  # noqa: SLF001 (as below)
 
 
 def _is_kept_for_another_pass() -> bool:

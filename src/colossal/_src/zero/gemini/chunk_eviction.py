@@ -64,6 +64,11 @@ class ChunkEviction:
             self._free_memory_or_raise(num_bytes, kind)
         self._memory.add(kind, num_bytes)
 
+    def count_activations(self, num_bytes: int) -> None:
+        """Account for what is saved for a backward pass."""
+        self.account("activations", num_bytes)
+        self._trace.note_activations(self._memory.used["activations"])
+
     def _free_memory_or_raise(self, num_bytes: int, kind: Kind) -> None:
         """Evict or spill a chunk; raise an error if there is none."""
         if not self._evict_or_spill():

@@ -49,12 +49,12 @@ class ChunkManager:
         self._places = {
             id(parameter): (chunk, index) for chunk in chunks for index, parameter in enumerate(chunk.parameters)
         }
-        self._saved = SavedTensors(self.fetch, self._count_activations if placement.watches_activations else None)
         self._is_single_rank = partition.world_size == 1
         self._depth = 0
         self._is_training = self._had_backward = False
         self._fingerprint = 0
         self.eviction = ChunkEviction(self.chunks, memory, placement, self.trace, traffic, self._is_single_rank)
+        self._saved = SavedTensors(self.eviction.count_activations if placement.watches_activations else None)
         for chunk in chunks:
             if chunk.is_always_full:
                 self._index_storage(chunk)
@@ -86,7 +86,7 @@ class ChunkManager:
             self._begin()
         self._depth += 1
         try:
-            with self._saved.hooks() if training else nullcontext():
+            with self._saved.hooks(self.fetch) if training else nullcontext():
                 yield
         finally:
             self._depth -= 1
@@ -129,7 +129,7 @@ class ChunkManager:
             for chunk, index in places:
                 self._use(chunk, is_traced)
                 chunk.states[index] = chunk.states[index].transition_to(TensorState.COMPUTE)
-            with self._saved.op_hooks() if is_traced else nullcontext():
+            with self._saved.op_hooks(self.fetch) if is_traced else nullcontext():
                 return call()
         finally:
             for chunk, index in places:
@@ -232,10 +232,6 @@ class ChunkManager:
     def _index_storage(self, chunk: Chunk) -> None:
         assert chunk.full is not None
         self._saved.chunks_by_storage[chunk.full.untyped_storage()._cdata] = chunk  # noqa: SLF001 (the identity of a memory has no public name)
-
-    def _count_activations(self, num_bytes: int) -> None:
-        self.eviction.account("activations", num_bytes)
-        self.trace.note_activations(self.memory.used["activations"])
 
 
 def _in_backward() -> bool:

@@ -151,7 +151,7 @@ def _account_for_states(optimizer: Optimizer, chunks: ChunkManager) -> None:
     on_device = [chunk for chunk in chunks.chunks if chunk.placement.optimizer is MemoryTier.DEVICE and chunk.trains]
     counted = sum(4 * _USUAL_STATES * _owned(chunk, optimizer) for chunk in on_device)
 
-    def measure(*_step: Any) -> None:
+    def measure(optimizer: Optimizer, *_step: Any) -> None:
         nonlocal counted
         state: Any = optimizer.state
         entries = [state.get(shard, {}) for chunk in on_device for shard in chunk.shards]

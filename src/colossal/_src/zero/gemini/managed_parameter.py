@@ -2,12 +2,14 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol, final
+from weakref import ref
 
 import torch
 from torch import nn
 
 from colossal._src.interface import WorkingParameter
 from colossal._src.tensor import operators_of
+from colossal.errors import UnsupportedError
 
 _FETCHER_ATTR = "_colossal_reader"
 
@@ -81,9 +83,10 @@ class ManagedParameter(WorkingParameter):
 
 
 def manage_parameters(parameters: Iterable[nn.Parameter], reader: ParameterFetcher) -> None:
-    """Let parameters ask for their values from now on."""
+    """Let parameters ask for their values from now on, as long as somebody else keeps what has them."""
     for parameter in parameters:
-        setattr(parameter, _FETCHER_ATTR, reader)
+        # weak, as the chunks there hold the parameters
+        setattr(parameter, _FETCHER_ATTR, ref(reader))
         # in place: tied layers and the user's optimizer refer to this object
         parameter.__class__ = ManagedParameter
 
@@ -93,7 +96,12 @@ def _run(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     found = list(_managed((*args, *kwargs.values())))
     if not found:
         return func(*args, **kwargs)
-    reader: ParameterFetcher = getattr(found[0], _FETCHER_ATTR)
+    reader: ParameterFetcher | None = getattr(found[0], _FETCHER_ATTR)()
+    if reader is None:
+        raise UnsupportedError(
+            "The wrapped model has the values of its parameters. Found an operation that reads one after that model "
+            "was freed. Keep what boost returned, and take what it computes from there."
+        )
     return reader.run_with_full(found, lambda: func(*args, **kwargs))
 
 

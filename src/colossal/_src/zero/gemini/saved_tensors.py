@@ -4,6 +4,7 @@ from bisect import bisect_right
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, final
 
 import torch
@@ -12,6 +13,9 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from colossal._src.zero.gemini.chunk import Chunk
 from colossal.errors import UnsupportedError
+
+Fetch = Callable[[Chunk, int], None]
+"""Gathers a chunk for the backward pass, which reads one of its parameters."""
 
 
 @final
@@ -39,22 +43,22 @@ class SavedTensors:
     such as those of non-reentrant activation checkpointing, these get a view of a parameter instead of the parameter.
     """
 
-    def __init__(self, fetch: Callable[[Chunk, int], None], count: Callable[[int], None] | None) -> None:
+    def __init__(self, count: Callable[[int], None] | None) -> None:
         self.chunks_by_storage: dict[int, Chunk] = {}
-        self._fetch, self._count = fetch, count
+        self._count = count
         self._held: dict[int, int] = {}
 
-    def hooks(self) -> saved_tensors_hooks:
-        """Open the context in which the forward pass runs."""
-        return saved_tensors_hooks(self._pack, self._unpack)
+    def hooks(self, fetch: Fetch) -> saved_tensors_hooks:
+        """Open the context in which the forward pass runs, in whose graph `fetch` stays."""
+        return saved_tensors_hooks(self._pack, partial(_unpack, fetch))
 
-    def op_hooks(self) -> AbstractContextManager[Any]:
+    def op_hooks(self, fetch: Fetch) -> AbstractContextManager[Any]:
         """Open the context in which one operation runs that reads parameters."""
         backend: Any = torch._C  # noqa: SLF001 (no public function returns it)
         top = backend._autograd._top_saved_tensors_default_hooks(True)  # noqa: SLF001 (nor this)
         # a backward pass that recomputes an operation, outside of `forward_pass`
         if top is None:
-            return self.hooks()
+            return self.hooks(fetch)
         pack, unpack = top
         # those of `forward_pass` are active
         if pack == self._pack:
@@ -73,18 +77,6 @@ class SavedTensors:
             return tensor
         return _Counted(tensor, storage._cdata, storage.nbytes(), self)  # noqa: SLF001
 
-    def _unpack(self, saved: Any) -> torch.Tensor:
-        if isinstance(saved, SavedView):
-            if saved.version != saved.chunk.num_updates:
-                raise UnsupportedError(
-                    "A backward pass needs the parameters with which its forward pass was computed. Found that they "
-                    "were updated in between. Run the backward pass before the step."
-                )
-            self._fetch(saved.chunk, saved.index)
-            assert saved.chunk.full is not None
-            return saved.chunk.full.as_strided(saved.size, saved.stride, saved.offset)
-        return saved.tensor if isinstance(saved, _Counted) else saved
-
     def grow(self, key: int, num_bytes: int) -> None:
         """Count one more tensor that shares a memory."""
         if key not in self._held and self._count is not None:
@@ -98,6 +90,19 @@ class SavedTensors:
             del self._held[key]
             if self._count is not None:
                 self._count(-num_bytes)
+
+
+def _unpack(fetch: Fetch, saved: Any) -> torch.Tensor:
+    if isinstance(saved, SavedView):
+        if saved.version != saved.chunk.num_updates:
+            raise UnsupportedError(
+                "A backward pass needs the parameters with which its forward pass was computed. Found that they were "
+                "updated in between. Run the backward pass before the step."
+            )
+        fetch(saved.chunk, saved.index)
+        assert saved.chunk.full is not None
+        return saved.chunk.full.as_strided(saved.size, saved.stride, saved.offset)
+    return saved.tensor if isinstance(saved, _Counted) else saved
 
 
 def _plain(tensor: torch.Tensor) -> torch.Tensor:
