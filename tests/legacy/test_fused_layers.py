@@ -33,6 +33,8 @@ def test_a_norm_takes_an_input_of_another_dtype(dtype: torch.dtype) -> None:
     assert torch.equal(found, expected)
     found.sum().backward()
     expected.sum().backward()
+    assert norm.weight.grad is not None
+    assert peer.weight.grad is not None
     assert torch.equal(norm.weight.grad, peer.weight.grad)
 
 

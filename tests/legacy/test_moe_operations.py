@@ -30,6 +30,7 @@ def test_uneven_rows_reach_their_ranks_and_gradients_return(is_default: bool) ->
         assert handle is None
         assert torch.equal(found, torch.cat([rows_between(source, rank) for source in range(2)]))
         (found**2).sum().backward()
+        assert own.grad is not None
         assert torch.equal(own.grad, 2 * own.detach())
 
     run_threads(program, 2)

@@ -33,7 +33,8 @@ def attend_on_a_ring(inner: int | None) -> list[torch.Tensor]:
 @pytest.mark.parametrize("inner", [None, 2])
 def test_attention_of_a_ring_is_that_of_one_process(inner: int | None) -> None:
     full = [draw(seed).requires_grad_() for seed in range(3)]
-    out = functional.scaled_dot_product_attention(*full, is_causal=True, scale=0.3)
+    query, key, value = full
+    out = functional.scaled_dot_product_attention(query, key, value, is_causal=True, scale=0.3)
     (out**2).sum().backward()
     for rank, found in enumerate(run_processes(attend_on_a_ring, 4, inner)):
         for each, whole in zip(found, [out.detach(), *(each.grad for each in full)], strict=True):

@@ -161,18 +161,20 @@ def test_the_gradient_of_results_is_left_as_it_is() -> None:
     assert torch.equal(grad, before[1])
 
 
-def test_twice_differentiable() -> None:
+@pytest.mark.parametrize("projects", [True, pytest.param(False, marks=pytest.mark.slow)])
+def test_twice_differentiable(projects: bool) -> None:
+    """By products with random vectors, or by each number of each gradient."""
     given = draw(num_tokens=3)
-    assert torch.autograd.gradcheck(sums, given)
-    assert torch.autograd.gradgradcheck(sums, given)
+    assert torch.autograd.gradcheck(sums, given, fast_mode=projects)
+    assert torch.autograd.gradgradcheck(sums, given, fast_mode=projects)
     rows, _, *weights = given
     ends = torch.tensor([1, 1, 3, 3])
 
     def of_rows(rows: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor) -> torch.Tensor:
         return gated_feed_forward(rows, gate_up, down, ends)
 
-    assert torch.autograd.gradcheck(of_rows, (rows, *weights))
-    assert torch.autograd.gradgradcheck(of_rows, (rows, *weights))
+    assert torch.autograd.gradcheck(of_rows, (rows, *weights), fast_mode=projects)
+    assert torch.autograd.gradgradcheck(of_rows, (rows, *weights), fast_mode=projects)
 
 
 def test_gradients_to_be_differentiated_again_are_those_of_one_pass_if_a_router_sees_the_tokens() -> None:
