@@ -190,6 +190,6 @@ def _given_schedule(given: Mapping[str, Any]) -> GivenSchedule | None:
     if style != "zbv" or given["pp_size"] == 1:
         raise ConfigError(
             f"scheduler_nodes is the order of passes in a V. Found it with pp_style={style!r} and "
-            f"pp_size={given['pp_size']}. Pass pp_style='zbv', num_model_chunks=2 and pp_size=2 or more, or leave it out."
+            f"pp_size={given['pp_size']}. Pass pp_style='zbv', num_model_chunks=2 and pp_size >= 2, or leave it out."
         )
     return GivenSchedule.of_nodes(nodes, StagePlacement(given["pp_size"], _CHUNKS["zbv"] or 1, is_v=True))
