@@ -1,5 +1,6 @@
 """Zero-bubble programs with nodes that they compute themselves train as one process does."""
 
+import copy
 import dataclasses
 import importlib
 from typing import Any
@@ -13,7 +14,7 @@ from float64 import KeepFloat64
 from torch import nn
 
 from colossal.booster import Booster
-from colossal.booster.plugin import HybridParallelPlugin
+from colossal.booster.plugin import HybridParallelPlugin, plan_step
 from colossal.errors import ConfigError
 from colossal.legacy.booster import MoeHybridParallelPlugin
 from colossal.legacy.cluster import ProcessGroupMesh
@@ -206,3 +207,21 @@ def run_other_number() -> None:
 @pytest.mark.parametrize("program", [run_other_orders, run_other_orders_without_a_plugin, run_other_number])
 def test_no_rank_waits_where_orders_differ_or_do_not_fit(program: Any) -> None:
     run_processes(program, 2)
+
+
+def test_a_plan_counts_the_passes_in_flight_of_the_given_order() -> None:
+    passes = ("F0", "F1", "B1", "B0", "W1", "W0")
+    one_by_one = [
+        [ScheduledNode(each[0], int(each[1]), rank, number) for number in range(MICRO) for each in passes]
+        for rank in range(2)
+    ]
+    ids, found = ids_of(0), []
+    for nodes in (None, one_by_one):
+        with fake_world(2):
+            model = copy.deepcopy(build("llama", num_layers=4).float()).to("meta")
+            plugin = HybridParallelPlugin(scheduler_nodes=nodes, **V, **PP2)
+            batch = {"input_ids": ids, "labels": ids}
+            plan = plan_step(plugin, model, torch.optim.AdamW(model.parameters()), batch, loss_of)
+        found.append((plan.num_in_flight, plan.activation_bytes))
+    assert found[1][0] == 2 < found[0][0]
+    assert found[1][1] < found[0][1]
