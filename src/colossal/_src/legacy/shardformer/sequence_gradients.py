@@ -7,6 +7,7 @@ import torch
 from torch import distributed as dist
 from torch import nn
 
+from colossal._src.comm import all_reduce_over
 from colossal._src.legacy.notice import superseded
 from colossal.errors import ConfigError
 
@@ -52,6 +53,7 @@ class SeqParallelUtils:
         return getattr(param, _MARK, False)
 
     @staticmethod
+    @torch.no_grad()
     def allreduce_partial_data_grad(
         process_group: dist.ProcessGroup | None,
         model: nn.Module | None = None,
@@ -79,4 +81,4 @@ class SeqParallelUtils:
             grads = [each.grad for each in marked if each.grad is not None]
         if process_group is not None:
             for grad in grads or ():
-                dist.all_reduce(grad, group=process_group)
+                grad.copy_(all_reduce_over(grad, [process_group]))

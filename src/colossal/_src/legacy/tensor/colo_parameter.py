@@ -69,6 +69,9 @@ class ColoParameter(ColoTensor, nn.Parameter):
         make: Any = ColoParameter  # whose metaclass is that of nn.Parameter
         return make(tensor, requires_grad, spec)
 
+    def _replicate_over(self, group: ProcessGroup) -> None:
+        self._distribute(ColoTensorSpec(group))
+
     def _set_sharding(self, sharding: TensorSharding) -> None:
         super()._set_sharding(sharding)
         mesh, is_sharded = sharding.group.mesh, sharding_of(self) is not None and sharding.dim is not None
@@ -100,6 +103,6 @@ def convert_to_colo_parameter(
     """Turn a parameter, whose object stays, into a distributed one, and shard it."""
     parameter.__class__ = ColoParameter  # in place: tied layers and optimizers refer to this object
     made = cast("ColoParameter", parameter)
-    made._distribute(ColoTensorSpec(group or ProcessGroup()))  # noqa: SLF001 (of this module)
+    made._replicate_over(group or ProcessGroup())  # noqa: SLF001 (of this module)
     if dist_spec is not None:
         made.set_dist_spec(dist_spec)
