@@ -38,7 +38,7 @@ OF_THE_MODEL = {"module", "chunk_init_device", "device", "memstats", "force_outp
 OF_THE_MODEL |= {"mixed_precision", "zero_group", "extra_dp_group"}
 ALWAYS = {"enable_gradient_accumulation"}
 OF_HYBRID = {"custom_policy", "num_microbatches", "microbatch_size", "pp_style", "num_model_chunks"}
-OF_HYBRID |= {"enable_metadata_cache"}
+OF_HYBRID |= {"enable_metadata_cache", "scheduler_nodes"}
 FRONTS: dict[Any, set[str]] = {
     LowLevelZeroPlugin: set(),
     GeminiPlugin: OF_THE_MODEL | ALWAYS,
@@ -63,7 +63,6 @@ OTHER_VALUES: dict[str, Any] = {
     "use_fp8": True,
     "gpu_margin_mem_ratio": 0.5,
     "param_init_fn": print,
-    "scheduler_nodes": [],
     "make_vocab_size_divisible_by": 128,
     "overlap_p2p": False,
 }

@@ -20,6 +20,11 @@ def test_the_cpu_has_the_verbs_that_it_can_have() -> None:
     assert 0 < cpu.memory_allocated() <= 2 * cpu.max_memory_allocated()
     cpu.synchronize()
     cpu.empty_cache()
+    cpu.reset_max_memory_allocated()
+    cpu.reset_max_memory_cached()
+    assert 0 < cpu.memory_reserved() <= 2 * cpu.max_memory_reserved()
+    assert cpu.get_device_name()
+    cpu.set_stream(cpu.default_stream())
 
 
 def test_random_numbers_go_on_from_a_state() -> None:
@@ -29,6 +34,9 @@ def test_random_numbers_go_on_from_a_state() -> None:
     state = cpu.get_rng_state()
     first = torch.rand(3)
     cpu.set_rng_state(state)
+    states = cpu.get_rng_state_all()
+    assert torch.equal(torch.rand(3), first)
+    cpu.set_rng_state_all(states)
     assert torch.equal(torch.rand(3), first)
 
 

@@ -76,11 +76,6 @@ REFUSED: Mapping[str, Refused] = {
             "values"
         },
     ),
-    "scheduler_nodes": Refused(
-        (None,),
-        "A schedule is made when it is needed",
-        {"HybridParallelPlugin": "pp_style='zbv', which makes its schedule by itself"},
-    ),
     "make_vocab_size_divisible_by": Refused(
         (1, 64),
         "Nothing is padded: ranks divide a vocabulary unevenly, which is exact",

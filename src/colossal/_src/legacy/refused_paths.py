@@ -7,10 +7,6 @@ WITHOUT_COUNTERPART: Mapping[str, str] = {
     "colossal.communication.ring": "Use colossal.nn.attention.ring_attention, whose messages go around by themselves.",
     "colossal.communication.ring_forward": "Use colossal.nn.attention.ring_attention, whose messages go around by "
     "themselves.",
-    # ---------------------------------------------------------------- layers
-    "colossal.shardformer.layer.utils.SeqParallelUtils": "HybridParallelPlugin of colossal.booster.plugin sums the "
-    "gradients of what computes shards of sequences.",
-    # ---------------------------------------------------------------- tensors
     # ---------------------------------------------------------------- utils
     "colossal.utils.rank_recorder": "Use torch.profiler.profile on each rank, or colossal.comm.CommCounter.",
     # ---------------------------------------------------------------- experts

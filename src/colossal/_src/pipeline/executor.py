@@ -24,7 +24,7 @@ from colossal._src.pipeline.microbatch import (
 from colossal._src.pipeline.p2p import RecvQueue, TensorMeta, make_links, peer_pairs, wait
 from colossal._src.pipeline.pipeline_step import PipelineStep
 from colossal._src.pipeline.row_executor import RowExecutor
-from colossal._src.pipeline.schedule import SCHEDULES, Pass, PipelineOrder, forward_only, p2p_messages
+from colossal._src.pipeline.schedule import SCHEDULES, GivenSchedule, Pass, PipelineOrder, forward_only, p2p_messages
 from colossal._src.pipeline.schedule.stage_placement import PipelineStyle, StagePlacement
 from colossal._src.pipeline.stage import Stage
 from colossal._src.pipeline.tied_gradients import TiedGradientReducer, shared_parameters_of
@@ -58,6 +58,7 @@ class PipelineExecutor:
         microbatching: Microbatching,
         enable_metadata_cache: bool = True,
         forward_context: Callable[[], AbstractContextManager[Any]] = nullcontext,
+        given_schedule: GivenSchedule | None = None,  # in place of that of the style
         full_spec: Any = None,  # with the configuration of the full model, in which programs set flags
     ) -> None:
         self.stages = {stage.index: stage for stage in stages}
@@ -67,7 +68,8 @@ class PipelineExecutor:
         self._caches = enable_metadata_cache
         self._known: dict[int, dict[int, tuple[TensorMeta, ...]]] = {}
         self._context, self._full_spec = forward_context, full_spec
-        self._orders = cache(lambda number, trains: (SCHEDULES[style] if trains else forward_only)(placement, number))
+        schedule, self._given = given_schedule or SCHEDULES[style], given_schedule
+        self._orders = cache(lambda number, trains: (schedule if trains else forward_only)(placement, number))
         self._recorded: list[Pass] | None = None
         self._unfinished: BaseException | None = None  # what ended the last step
 
@@ -173,7 +175,7 @@ class PipelineExecutor:
             if trains or len(batches) > 1:
                 lacking = any(lacks_labels(on_host, len(batches)))
             descriptions = [TensorMeta.of(tensor) for tensor in tensors_in(batches[0])]
-            text = repr((len(batches), trains, descriptions)).encode()
+            text = repr((len(batches), trains, descriptions, self._given)).encode()
             # 7 bytes, so that it fits into a signed 64-bit integer; 0 stays for ranks without a batch.
             signature = int.from_bytes(hashlib.blake2b(text, digest_size=7).digest())
             self._check_outputs(batches[0])
@@ -193,7 +195,8 @@ class PipelineExecutor:
             others = [rank for rank, each in enumerate(found) if each != signature]
             raise ConfigError(
                 "All ranks of a pipeline get the same batch. Found that ranks "
-                f"{others} of the pp axis have a batch of other shapes than rank {self._mesh.rank('pp')}, or none. "
+                f"{others} of the pp axis have a batch of other shapes than rank {self._mesh.rank('pp')}, or none"
+                f"{'' if self._given is None else ', or another order of passes'}. "
                 "Make the dataloader by plugin.prepare_dataloader, or give all of them the same."
             )
         return batches, signature, min(gathered) < 0

@@ -43,7 +43,7 @@ class PipelineStep:
         self._stage_outputs: dict[tuple[int, int], Tensors] = {}
         self._local_messages: dict[P2PMessage, Tensors] = {}
         self._weight_grads: dict[tuple[int, int], WeightGrads] = {}
-        self._outputs: list[Any] | None = [] if return_outputs else None
+        self._outputs: dict[int, Any] | None = {} if return_outputs else None
         self._defer_weight_grads, self._waited = defer_weight_grads, 0.0
 
     def do(self, action: Action) -> float:
@@ -61,7 +61,8 @@ class PipelineStep:
 
     def join_outputs(self) -> Any:
         """Put the outputs of all micro-batches together."""
-        return merge_outputs(self._outputs) if self._outputs else None
+        # A given order may take micro-batches in another one than that of the batch.
+        return merge_outputs([output for _, output in sorted(self._outputs.items())]) if self._outputs else None
 
     def _forward(self, stage: Stage, microbatch: int) -> None:
         key, batch = (stage.index, microbatch), self._batches[microbatch]
@@ -74,7 +75,7 @@ class PipelineStep:
         with later.defer() if self._defer_weight_grads else nullcontext():
             outputs = stage(None if stage.is_first else inputs[0] if len(inputs) == 1 else inputs, batch)
         if stage.is_last:
-            left: Tensors = (self._compute_loss(outputs, batch),)
+            left: Tensors = (self._compute_loss(outputs, microbatch),)
         else:
             left = outputs if isinstance(outputs, tuple) else (outputs,)
             self._send(P2PMessage(False, stage.index, microbatch), self._send_metas(stage.index, left))
@@ -83,10 +84,10 @@ class PipelineStep:
         if self._defer_weight_grads:
             self._weight_grads[key] = later
 
-    def _compute_loss(self, outputs: Any, batch: Any) -> torch.Tensor:
+    def _compute_loss(self, outputs: Any, microbatch: int) -> torch.Tensor:
         if self._outputs is not None:
-            self._outputs.append(map_tensors(outputs, torch.Tensor.detach))
-        loss = self._criterion(outputs, batch)
+            self._outputs[microbatch] = map_tensors(outputs, torch.Tensor.detach)
+        loss = self._criterion(outputs, self._batches[microbatch])
         if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
             raise ConfigError(
                 "The criterion takes outputs and inputs of a micro-batch and returns its loss, one number in a tensor. "

@@ -1,5 +1,6 @@
 """The device of this process with the verbs of the older API, which are those of torch's module for the device."""
 
+import platform
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar, final
@@ -46,13 +47,42 @@ _OF_TORCH = frozenset(
         "Stream",
     ]
 )
+
+
+def _get_device_name(_device: Any = None) -> str:
+    return platform.processor() or platform.machine()
+
+
+def _set_rng_state_all(states: Sequence[torch.Tensor]) -> None:
+    (state,) = states
+    torch.set_rng_state(state)
+
+
+def _set_stream(stream: Any) -> None:
+    """Do nothing: a CPU has one stream."""
+
+
 _OF_CPU: Mapping[str, Callable[..., Any]] = {
+    "default_stream": torch.cpu.current_stream,
+    "get_device_name": _get_device_name,
     "get_rng_state": torch.get_rng_state,
+    "get_rng_state_all": lambda: [torch.get_rng_state()],
     "initial_seed": torch.initial_seed,
     "manual_seed_all": torch.manual_seed,
     "seed": torch.seed,
     "seed_all": torch.seed,
     "set_rng_state": torch.set_rng_state,
+    "set_rng_state_all": _set_rng_state_all,
+    "set_stream": _set_stream,
+}
+# A CPU has no allocator that keeps unused memory: what is reserved is what is allocated.
+_ALLOCATED_ON_CPU = {
+    "max_memory_cached": "max_memory_allocated",
+    "max_memory_reserved": "max_memory_allocated",
+    "memory_cached": "memory_allocated",
+    "memory_reserved": "memory_allocated",
+    "reset_max_memory_allocated": "reset_peak_memory_stats",
+    "reset_max_memory_cached": "reset_peak_memory_stats",
 }
 
 
@@ -96,8 +126,10 @@ class BaseAccelerator:
         """
         if name.startswith("_"):
             raise AttributeError(name)
-        if self._device.is_cpu and name in _OF_CPU:
-            return _OF_CPU[name]
+        if self._device.is_cpu:
+            if name in _OF_CPU:
+                return _OF_CPU[name]
+            name = _ALLOCATED_ON_CPU.get(name, name)
         if hasattr(self._device, name):
             return getattr(self._device, name)
         if name not in _OF_TORCH:

@@ -1,14 +1,14 @@
 """The older plugin for mixtures of experts, which `HybridParallelPlugin` trains too."""
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch.distributed import ProcessGroup
 
 from colossal._src.booster.plugin import HybridParallelPlugin
 from colossal._src.legacy.notice import superseded
-from colossal._src.pipeline import PipelineStyle
+from colossal._src.pipeline import Action, PipelineStyle, ScheduleNode
 from colossal._src.shardformer import GradientCheckpointConfig, PipelineGradientCheckpointConfig, PlanMaker
 from colossal._src.tensor import ParallelPlan
 from colossal.errors import UnsupportedError
@@ -119,7 +119,7 @@ class MoeHybridParallelPlugin(HybridParallelPlugin):
         custom_policy: ParallelPlan | PlanMaker | None = None,
         pp_style: PipelineStyle = "1f1b",
         num_model_chunks: int = 1,
-        scheduler_nodes: Any = None,
+        scheduler_nodes: Sequence[Sequence[ScheduleNode | Action]] | None = None,
         num_layers_per_stage: Sequence[int | range] | None = None,
         gradient_checkpoint_config: GradientCheckpointConfig | PipelineGradientCheckpointConfig | None = None,
         enable_metadata_cache: bool = True,

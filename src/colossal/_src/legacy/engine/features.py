@@ -98,7 +98,8 @@ class Features:
                 criterion,
             )
         if self.uses_pipeline:
-            model = stage_modules_of(model, self.stage_arguments)
+            group = None if self._mesh is None else self._mesh.group("pp")
+            model = stage_modules_of(model, self.stage_arguments, group)
         elif self.reduces_in_handlers and self._mesh is not None:
             sync_model_param(model)
         folds = self._mesh is not None and self._size("sp") > 1 and not self.uses_pipeline

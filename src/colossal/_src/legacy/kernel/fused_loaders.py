@@ -140,7 +140,7 @@ def flash_attention(
     if any(each is not None for each in packed):
         raise UnsupportedError(
             "Attention is computed of padded samples. Found indices or lengths of packed ones. Pass the "
-            "attention_mask alone."
+            "attention_mask alone, such as that of ColoAttention.prepare_attn_kwargs."
         )
     mask = None if is_causal else attention_mask
     return functional.scaled_dot_product_attention(q, k, v, mask, dropout_p=dropout_p, is_causal=is_causal, scale=scale)

@@ -10,8 +10,8 @@ from colossal._src.interface import ModelWrapper, OptimizerWrapper
 from colossal._src.legacy.notice import superseded
 from colossal._src.legacy.pipeline.packing import pack, unpack
 from colossal._src.legacy.pipeline.stage_manager import GridStageManager
-from colossal._src.legacy.pipeline.v_schedule import ScheduledNode, check_order
-from colossal._src.pipeline import Microbatching, PipelineExecutor, PipelineStyle, Stage
+from colossal._src.legacy.pipeline.v_schedule import ScheduledNode
+from colossal._src.pipeline import GivenSchedule, Microbatching, PipelineExecutor, PipelineStyle, Stage
 from colossal.errors import ConfigError, UnsupportedError
 
 _V_CHUNKS = 2
@@ -39,6 +39,7 @@ class StageSchedule:
         self._placement = stage_manager.placement
         self._microbatching: Microbatching | None = None
         self._caches = True
+        self._schedule: GivenSchedule | None = None
         self._run: tuple[list[nn.Module], PipelineExecutor] | None = None
 
     def forward_backward_step(
@@ -98,7 +99,15 @@ class StageSchedule:
             )
             for index, (chunk, stage) in enumerate(zip(chunks, own, strict=True))
         ]
-        return PipelineExecutor(stages, self._placement, manager.as_mesh(), self._style, microbatching, self._caches)
+        return PipelineExecutor(
+            stages,
+            self._placement,
+            manager.as_mesh(),
+            self._style,
+            microbatching,
+            self._caches,
+            given_schedule=self._schedule,
+        )
 
 
 class OneForwardOneBackwardSchedule(StageSchedule):
@@ -208,7 +217,7 @@ class ZeroBubbleVPipeScheduler(StageSchedule):
 
     Args:
         stage_manager: The position of this rank, with ``use_zbv=True`` and two chunks.
-        schedule: What each rank does, as of `PipelineGraph.get_v_schedule`.
+        schedule: What each rank does, in its order: of `PipelineGraph.get_v_schedule`, or the program's own.
         num_model_chunks: Chunks of each rank: 2.
         num_microbatch: Micro-batches of a batch, those of the schedule.
         microbatch_size: Samples of a micro-batch, instead of their number, which the batch then decides.
@@ -217,7 +226,7 @@ class ZeroBubbleVPipeScheduler(StageSchedule):
 
     Raises:
         ConfigError: The schedule does not end, is not complete or has another number, or the manager is another one.
-        UnsupportedError: `overlap_p2p` is not set, or the order is none of a `PipelineGraph`.
+        UnsupportedError: `overlap_p2p` is not set.
 
     Example:
         >>> from colossal.legacy.cluster import ProcessGroupMesh
@@ -253,12 +262,8 @@ class ZeroBubbleVPipeScheduler(StageSchedule):
             )
         self._microbatching = Microbatching(num_microbatch, microbatch_size)
         self._caches = enable_metadata_cache
-        number = check_order(schedule, self._placement)
-        if num_microbatch not in (None, number):
-            raise ConfigError(
-                f"The schedule was made for {number} micro-batches. Found num_microbatch={num_microbatch}. Compute "
-                f"PipelineGraph with n_micro={num_microbatch}, or pass num_microbatch={number}."
-            )
+        self._schedule = GivenSchedule.of_nodes(schedule, self._placement)
+        self._schedule.check_number(num_microbatch)
 
 
 class _ChunkModule(nn.Module):

@@ -3,10 +3,12 @@
 from collections.abc import Iterable, Sequence
 from typing import Any, final
 
+from torch import distributed as dist
 from torch import nn
 from torch.utils.weak import WeakIdKeyDictionary
 
 from colossal._src.cluster import ambient_mesh
+from colossal._src.comm import gather_objects
 from colossal._src.legacy.notice import superseded
 from colossal._src.pipeline import StageArguments, StageModules
 from colossal.errors import ConfigError
@@ -91,18 +93,24 @@ def mark_full_names(chunk: nn.Module, tied: dict[str, nn.Parameter]) -> None:
         _TIED[parameter] = key
 
 
-def stage_modules_of(model: nn.Module, stage_arguments: StageArguments | None = None) -> StageModules:
+def stage_modules_of(
+    model: nn.Module, stage_arguments: StageArguments | None = None, group: dist.ProcessGroup | None = None
+) -> StageModules:
     """Make what a booster takes of a model that was built or partitioned for this rank.
 
     Args:
         model: The chunk of this rank, or a `torch.nn.ModuleList` of its chunks.
         stage_arguments: See `StageModules`.
+        group: The ranks of the pipeline. Where given, and no two stages have a name in common, as with placeholders for
+            the layers of other stages, these are the names of the full model, which checkpoints then have.
 
     Returns:
         The stages, tied as `PipelineSharedModuleWrapper` says; `model` itself if it is such.
 
     Raises:
         ConfigError: Two parameters of this rank are tied, which are not one object.
+
+    Communication: with `group`, all_gather_object, the names.
 
     Example:
         >>> import torch
@@ -118,4 +126,9 @@ def stage_modules_of(model: nn.Module, stage_arguments: StageArguments | None = 
         if parameter in _TIED:
             tied.setdefault(_TIED[parameter], []).append(parameter)
     has_full_names = all(chunk in _FULL_NAMES for chunk in chunks)
+    if group is not None:
+        names = [name for chunk in chunks for name in chunk.state_dict()]
+        gathered = gather_objects((has_full_names, names), [group])
+        of_all = [name for _, held in gathered for name in held]
+        has_full_names = all(each for each, _ in gathered) or len(set(of_all)) == len(of_all)
     return StageModules(chunks, tied=tied, has_full_names=has_full_names, stage_arguments=stage_arguments)

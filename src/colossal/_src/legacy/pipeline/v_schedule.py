@@ -1,13 +1,11 @@
 """The order of passes of a zero-bubble pipeline, as a list of nodes for each rank."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Literal, final
 
 from colossal._src.legacy.notice import superseded
 from colossal._src.pipeline import (
-    Action,
     ActionKind,
     Costs,
     PipelineOrder,
@@ -16,9 +14,8 @@ from colossal._src.pipeline import (
     simulate,
     zero_bubble_v,
 )
-from colossal.errors import ConfigError, UnsupportedError
+from colossal.errors import ConfigError
 
-_KIND_OF: dict[str, ActionKind] = {"F": "F", "B": "I", "W": "W"}
 _CHUNKS = 2
 
 
@@ -56,8 +53,8 @@ class ScheduledNode:
 class PipelineGraph:
     """Computes the schedule of a zero-bubble pipeline in a V, and when each pass begins and ends.
 
-    Superseded by `colossal.pipeline.zero_bubble_v`. The order is that function's for passes of equal cost, in which no
-    rank waits for itself whatever passes cost; the costs say the times.
+    Superseded by `colossal.pipeline.zero_bubble_v`. Of that function's orders for these costs and for equal ones, it is
+    the one that ends first, among those in which ranks never wait for each other.
 
     Args:
         n_stage: Ranks.
@@ -118,11 +115,14 @@ class PipelineGraph:
         Raises:
             ConfigError: A rank needs more than `max_mem`.
         """
-        orders = zero_bubble_v(self._placement, self.n_micro)
+        # The order for equal costs ends on every backend; the one for slow messages often not.
+        assumed = (Costs(), replace(self._costs, transfer=0.0), self._costs)
+        candidates = (zero_bubble_v(self._placement, self.n_micro, costs) for costs in assumed)
+        orders = min((each for each in candidates if self._ends(each)), key=self._duration)
         self._check_memory(orders)
-        passes = {each.action: each for each in simulate(orders, self._placement, self._costs)}
         if only_run_time:
-            return max(each.end for each in passes.values())
+            return self._duration(orders)
+        passes = {each.action: each for each in simulate(orders, self._placement, self._costs)}
         return [
             [
                 ScheduledNode(
@@ -138,6 +138,17 @@ class PipelineGraph:
             for rank, order in enumerate(orders)
         ]
 
+    def _ends(self, orders: PipelineOrder) -> bool:
+        """Whether ranks never wait for each other."""
+        try:
+            check_schedule(orders, self._placement)
+        except ConfigError:
+            return False
+        return True
+
+    def _duration(self, orders: PipelineOrder) -> float:
+        return max(each.end for each in simulate(orders, self._placement, self._costs))
+
     def _check_memory(self, orders: PipelineOrder) -> None:
         peak = max(max(accumulate(self._memory[action.kind] for action in order)) for order in orders)
         if self.max_mem is not None and peak > self.max_mem:
@@ -146,27 +157,6 @@ class PipelineGraph:
                 f"micro-batches as there are ranks. Pass max_mem={peak:g}, or none; use smaller micro-batches, or "
                 "pp_style='1f1b'."
             )
-
-
-def check_order(schedule: Sequence[Sequence[ScheduledNode]], placement: StagePlacement) -> int:
-    """Refuse nodes in another order than that in which an executor runs them, and return their micro-batches."""
-    orders = tuple(
-        tuple(
-            Action(_KIND_OF[node.type], placement.stages_of(rank)[node.chunk], node.minibatch)
-            for node in nodes
-            if node.type in _KIND_OF
-        )
-        for rank, nodes in enumerate(schedule)
-    )
-    check_schedule(orders, placement)
-    number = 1 + max(action.microbatch for action in orders[0])
-    if orders != zero_bubble_v(placement, number):
-        raise UnsupportedError(
-            "A V runs in the order of PipelineGraph, which keeps as few micro-batches in flight as there are ranks. "
-            f"Found another complete order of {number} micro-batches. Pass PipelineGraph(n_stage="
-            f"{placement.num_ranks}, n_micro={number}, ...).get_v_schedule()."
-        )
-    return number
 
 
 def _type_of(kind: ActionKind) -> Literal["F", "B", "W"]:

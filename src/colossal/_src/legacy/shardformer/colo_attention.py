@@ -4,8 +4,8 @@ from enum import Enum
 from typing import Any, final
 
 import torch
-from torch.nn import functional
 
+from colossal._src.legacy.kernel import flash_attention
 from colossal.errors import ConfigError, UnsupportedError
 
 
@@ -105,13 +105,18 @@ class ColoAttention:
         Raises:
             UnsupportedError: Samples are packed, by one of the six.
         """
-        packed = (cu_seqlens_q, cu_seqlens_kv, max_seqlen_q, max_seqlen_kv, q_indices, kv_indices)
-        if any(each is not None for each in packed):
-            raise UnsupportedError(
-                "Attention is computed of padded samples. Found indices or lengths of packed ones. Pass the "
-                "attention_mask of prepare_attn_kwargs alone."
-            )
-        is_causal = attention_mask_type is AttnMaskType.CAUSAL
-        mask = None if is_causal else attention_mask
-        options: dict[str, Any] = {"dropout_p": dropout_p, "is_causal": is_causal, "scale": scale}
-        return functional.scaled_dot_product_attention(q, k, v, mask, **options)
+        return flash_attention(
+            q,
+            k,
+            v,
+            dropout_p,
+            scale,
+            attention_mask,
+            attention_mask_type is AttnMaskType.CAUSAL,
+            cu_seqlens_q,
+            cu_seqlens_kv,
+            max_seqlen_q,
+            max_seqlen_kv,
+            q_indices,
+            kv_indices,
+        )

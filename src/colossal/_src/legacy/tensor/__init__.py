@@ -1,10 +1,8 @@
 """Distributed tensors of the older API: each a layout over the ranks of a group."""
 
-from colossal._src.legacy.tensor.colo_tensor import ColoParameter, ColoTensor, convert_to_colo_parameter
+from colossal._src.legacy.tensor.colo_parameter import ColoParameter, convert_to_colo_parameter
+from colossal._src.legacy.tensor.colo_tensor import ColoTensor
 from colossal._src.legacy.tensor.d_tensor import (
-    DimSpec,
-    DTensorLayout,
-    ShardingSpec,
     compute_global_numel,
     distribute_tensor,
     get_device_mesh,
@@ -29,6 +27,7 @@ from colossal._src.legacy.tensor.d_tensor_1d import (
     sharded_tensor_to_existing_param,
     to_global_for_customized_distributed_tensor,
 )
+from colossal._src.legacy.tensor.d_tensor_layout import DimSpec, DTensorLayout, ShardingSpec
 from colossal._src.legacy.tensor.init_context import ColoInitContext
 from colossal._src.legacy.tensor.layout_converter import LayoutConverter
 from colossal._src.legacy.tensor.mesh_sharding import CollectiveCommPattern, CommSpec, MeshShardingSpec

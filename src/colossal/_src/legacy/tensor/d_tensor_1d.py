@@ -8,13 +8,13 @@ from torch import nn
 
 from colossal._src.legacy.mesh import DeviceMesh
 from colossal._src.legacy.tensor.d_tensor import (
-    ShardingSpec,
     distribute_tensor,
     get_layout,
     get_sharding_spec,
     has_layout,
     init_as_dtensor,
 )
+from colossal._src.legacy.tensor.d_tensor_layout import ShardingSpec
 from colossal._src.tensor import full_tensor_of, placement_of, set_data
 from colossal.errors import PlanError
 

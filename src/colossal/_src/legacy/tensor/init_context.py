@@ -9,7 +9,7 @@ from torch import nn
 
 from colossal._src.legacy.notice import superseded
 from colossal._src.legacy.registration_hooks import registration_hook
-from colossal._src.legacy.tensor.colo_tensor import ColoParameter, convert_to_colo_parameter
+from colossal._src.legacy.tensor.colo_parameter import ColoParameter, convert_to_colo_parameter
 from colossal._src.legacy.tensor.process_group import ProcessGroup
 from colossal._src.legacy.tensor.specs import DistSpec
 from colossal._src.tensor import set_data

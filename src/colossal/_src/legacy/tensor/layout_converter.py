@@ -6,7 +6,8 @@ from typing import final
 import torch
 
 from colossal._src.legacy.notice import superseded
-from colossal._src.legacy.tensor.d_tensor import DTensorLayout, ShardingSpec, convert
+from colossal._src.legacy.tensor.d_tensor import convert
+from colossal._src.legacy.tensor.d_tensor_layout import DTensorLayout, ShardingSpec
 from colossal._src.legacy.tensor.mesh_sharding import CommSpec, MeshShardingSpec
 from colossal._src.legacy.tensor.shape_consistency import ONE_STEP, Cost, find_path, one_step_specs, total_cost
 from colossal.errors import ConfigError

@@ -12,7 +12,7 @@ from torch import distributed as dist
 from colossal._src.comm import replicate
 from colossal._src.legacy.mesh import DeviceMesh, RankGrid
 from colossal._src.legacy.notice import superseded
-from colossal._src.legacy.tensor.d_tensor import DimSpec, DTensorLayout, ShardingSpec
+from colossal._src.legacy.tensor.d_tensor_layout import DimSpec, DTensorLayout, ShardingSpec
 from colossal._src.tensor import Layout, layout_difference, relayout
 from colossal.errors import PlanError
 

@@ -149,12 +149,15 @@ def gather_pipeline_parallel_state_dict(state_dict: Mapping[str, Any]) -> dict[s
     Superseded by `Booster.save_model`, which names the parameters of all stages.
 
     Args:
-        state_dict: That of the stage on this rank, under the names that the full model has.
+        state_dict: That of the stage on this rank, with full tensors, under the names that the full model has.
 
     Returns:
         That of all stages, on all ranks of the pipeline.
 
-    Communication: all_gather_object, pp, the state dict's bytes.
+    Raises:
+        ConfigError: It is what a module under tensor parallelism returned, on any rank of the pipeline.
+
+    Communication: all_gather_object, pp, the state dict's bytes, and a few before.
 
     Example:
         >>> import torch
@@ -168,8 +171,17 @@ def gather_pipeline_parallel_state_dict(state_dict: Mapping[str, Any]) -> dict[s
         [['0.weight', '1.weight'], ['0.weight', '1.weight']]
     """
     superseded("colossal.utils.checkpointing.gather_pipeline_parallel_state_dict", "booster.save_model(model, path)")
-    stages = gather_objects(dict(state_dict), [current_mesh().group("pp")])
-    return {name: value for stage in stages for name, value in stage.items()}
+    groups = [current_mesh().group("pp")]
+    # What `Module.state_dict` returns has metadata, a dict that the program made of full tensors has none.
+    has_shards = axis_size("tp") > 1 and hasattr(state_dict, "_metadata")
+    if any(gather_objects(has_shards, groups)):
+        raise ConfigError(
+            "Stages are put together from full tensors. Found what state_dict() of a module returns, with tensors of "
+            f"this rank, where tensor parallelism has {axis_size('tp')}. Call save_checkpoint(file, epoch, model) on "
+            "all ranks: torch.load(file, weights_only=True)['model'] then has the full tensors of all stages. Or pass "
+            "a dict of layer.full_parameter(name)."
+        )
+    return {name: value for stage in gather_objects(dict(state_dict), groups) for name, value in stage.items()}
 
 
 def _refuse_unnamed_stage(model: nn.Module) -> None:

@@ -1,9 +1,10 @@
 """Schedules of a pipeline: what each rank does, in which order."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from types import MappingProxyType
 
 from colossal._src.pipeline.schedule.action import Action, ActionKind, Costs, PipelineOrder
+from colossal._src.pipeline.schedule.given_order import GivenSchedule, Schedule, ScheduleNode
 from colossal._src.pipeline.schedule.greedy import forward_only, zero_bubble_v
 from colossal._src.pipeline.schedule.one_f_one_b import interleaved, one_forward_one_backward
 from colossal._src.pipeline.schedule.p2p_messages import P2PMessage, p2p_messages
@@ -16,9 +17,12 @@ __all__ = [
     "Action",
     "ActionKind",
     "Costs",
+    "GivenSchedule",
     "P2PMessage",
     "Pass",
     "PipelineOrder",
+    "Schedule",
+    "ScheduleNode",
     "bubble_fraction",
     "check_schedule",
     "forward_only",
@@ -29,7 +33,7 @@ __all__ = [
     "zero_bubble_v",
 ]
 
-SCHEDULES: Mapping[PipelineStyle, Callable[..., PipelineOrder]] = MappingProxyType(
+SCHEDULES: Mapping[PipelineStyle, Schedule] = MappingProxyType(
     {"1f1b": one_forward_one_backward, "interleaved": interleaved, "zbv": zero_bubble_v}
 )
 """The schedule of each ``pp_style``; each takes a `StagePlacement` and the number of micro-batches."""

@@ -232,7 +232,15 @@ def _connect_pipeline(built: Assembly, zero_shards: ZeroShards | None) -> tuple[
     streams = RandomStreams(mesh)
     spec = built.full_spec.model_spec_of_stages(stages, mesh)
     run = PipelineExecutor(
-        stages, options.placement, mesh, options.style, options.microbatching, options.caches, streams, spec
+        stages,
+        options.placement,
+        mesh,
+        options.style,
+        options.microbatching,
+        options.caches,
+        streams,
+        options.given_schedule,
+        spec,
     )
     model = PipelinedModel(stages, run, spec, built.full_spec.adapters)
     wrapper = ModelWrapper(model)

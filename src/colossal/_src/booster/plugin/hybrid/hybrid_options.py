@@ -11,7 +11,14 @@ from colossal._src.booster.plugin.ddp.torch_ddp import DDPConfig
 from colossal._src.booster.plugin.zero_options import ZeroOptions
 from colossal._src.cluster import Axis, ParallelMesh, ambient_mesh
 from colossal._src.interface import Clipping, Keywords
-from colossal._src.pipeline import Microbatching, PipelineStyle, StagePlacement
+from colossal._src.pipeline import (
+    SCHEDULES,
+    GivenSchedule,
+    Microbatching,
+    PipelineStyle,
+    Schedule,
+    StagePlacement,
+)
 from colossal._src.shardformer import MODES_OF_TP, ShardConfig, check_policy
 from colossal._src.zero import ZeroConfig
 from colossal.errors import ConfigError, UnsupportedError
@@ -33,6 +40,7 @@ class HybridOptions:
     dp_outside: bool  # number the ranks of one replica one after the other
     style: PipelineStyle  # the schedule of the pipeline
     num_chunks: int  # stages of each rank
+    given_schedule: GivenSchedule | None  # an order of passes in place of the style's own
     num_layers_per_stage: tuple[int, ...] | None  # layers of each stage, in order; equal numbers by default
     microbatching: Microbatching | None  # how a batch is split into micro-batches; None without a pipeline
     sharding: ShardConfig  # what `ShardFormer` does, without a mesh yet
@@ -81,6 +89,8 @@ class HybridOptions:
                 f"pp_size=2 or more. Found num_layers_per_stage={self.num_layers_per_stage}, pp_style={self.style!r}, "
                 f"num_model_chunks={self.num_chunks} with pp_size=1. Leave them out, or raise pp_size."
             )
+        if self.given_schedule is not None and self.microbatching is not None:
+            self.given_schedule.check_number(self.microbatching.num_microbatches)
         self._reject_options_without_effect()
 
     def _reject_options_without_effect(self) -> None:
@@ -113,6 +123,11 @@ class HybridOptions:
         return StagePlacement(self.pp_size, self.num_chunks if self.pp_size > 1 else 1, is_v=self.style == "zbv")
 
     @property
+    def schedule(self) -> Schedule:
+        """What makes the order of passes of a training step."""
+        return self.given_schedule or SCHEDULES[self.style]
+
+    @property
     def dtype(self) -> torch.dtype | None:
         """What the model is cast to; None leaves it as it is."""
         return self.zero.dtype
@@ -141,6 +156,7 @@ def parse_hybrid_options(given: Mapping[str, Any]) -> tuple[ScalerConfig, Hybrid
         sp_size=_size_of_sp(given),
         style=given["pp_style"],
         num_chunks=given["num_model_chunks"],
+        given_schedule=_given_schedule(given),
         num_layers_per_stage=None
         if layers is None
         else tuple(len(each) if isinstance(each, range) else each for each in layers),
@@ -164,3 +180,16 @@ def _size_of_sp(given: Mapping[str, Any]) -> int:
             ranks=[0],
         )
     return 1
+
+
+def _given_schedule(given: Mapping[str, Any]) -> GivenSchedule | None:
+    """Read the nodes of a schedule that a program passes."""
+    nodes, style = given["scheduler_nodes"], given["pp_style"]
+    if nodes is None:
+        return None
+    if style != "zbv" or given["pp_size"] == 1:
+        raise ConfigError(
+            f"scheduler_nodes is the order of passes in a V. Found it with pp_style={style!r} and "
+            f"pp_size={given['pp_size']}. Pass pp_style='zbv', num_model_chunks=2 and pp_size >= 2, or leave it out."
+        )
+    return GivenSchedule.of_nodes(nodes, StagePlacement(given["pp_size"], _CHUNKS["zbv"] or 1, is_v=True))

@@ -15,7 +15,7 @@ from colossal._src.booster.plugin.data_parallel import DataParallelPlugin, check
 from colossal._src.booster.plugin.hybrid.hybrid_options import parse_hybrid_options
 from colossal._src.cluster import AXES, ParallelMesh
 from colossal._src.interface import Boosted, Parts
-from colossal._src.pipeline import PipelineStageManager, PipelineStyle, StageModules
+from colossal._src.pipeline import Action, PipelineStageManager, PipelineStyle, ScheduleNode, StageModules
 from colossal._src.shardformer import GradientCheckpointConfig, PipelineGradientCheckpointConfig, PlanMaker, ShardConfig
 from colossal._src.tensor import DATA, ParallelPlan
 
@@ -83,7 +83,9 @@ class HybridParallelPlugin(DataParallelPlugin):
             of its family.
         pp_style: The schedule: ``"1f1b"``, ``"interleaved"`` or ``"zbv"``.
         num_model_chunks: Stages of each rank: 1 for 1F1B, 2 for zbv, and 2 or more for interleaved.
-        scheduler_nodes: Not built yet: schedules are made when they are needed.
+        scheduler_nodes: Of zbv: the order of passes of each rank, as `colossal.pipeline.zero_bubble_v` makes it or, as
+            nodes with `type`, `chunk` and `minibatch`, `colossal.legacy.pipeline.PipelineGraph`; by default the one for
+            passes of equal cost.
         num_layers_per_stage: Layers of each stage, over all chunks: numbers, or ranges as `partition_balanced` makes
             them; equal numbers by default.
         gradient_checkpoint_config: A `GradientCheckpointConfig`, or a `PipelineGradientCheckpointConfig` with numbers
@@ -173,7 +175,7 @@ class HybridParallelPlugin(DataParallelPlugin):
         custom_policy: ParallelPlan | PlanMaker | None = None,
         pp_style: PipelineStyle = "1f1b",
         num_model_chunks: int = 1,
-        scheduler_nodes: Any = None,
+        scheduler_nodes: Sequence[Sequence[ScheduleNode | Action]] | None = None,
         num_layers_per_stage: Sequence[int | range] | None = None,
         gradient_checkpoint_config: GradientCheckpointConfig | PipelineGradientCheckpointConfig | None = None,
         enable_metadata_cache: bool = True,

@@ -22,7 +22,7 @@ from colossal._src.booster.plugin.hybrid.stage_sharding import stage_inputs
 from colossal._src.cluster import AXES, Axis
 from colossal._src.comm import CommCounter, count_collective
 from colossal._src.interface import OptimizerWrapper
-from colossal._src.pipeline import SCHEDULES, PipelineOrder, map_tensors, p2p_messages, split_batch
+from colossal._src.pipeline import PipelineOrder, map_tensors, p2p_messages, split_batch
 from colossal._src.tensor import DATA, group_by_replicas, placement_of
 from colossal._src.zero import ZeroShards
 from colossal.errors import ConfigError, MeshError, UnsupportedError
@@ -255,7 +255,7 @@ def _measure(
     with CommCounter() as counter:
         _update(optimizer, built)
     traffic.add_counted(counter, {})
-    orders = SCHEDULES[options.style](options.placement, number)
+    orders = options.schedule(options.placement, number)
     traffic.add_messages(passes, built, orders)
     kept, under_way = peak_activations(
         orders[mesh.rank("pp")], {index: one.activation_bytes for index, one in passes.items()}
