@@ -9,15 +9,13 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
-#include <type_traits>
 
 #include "../numbers.h"
-#include "exponential.h"
+#include "number_vectors.h"
 #include "threads.h"
 #include "vectors.h"
 
 using namespace colossal;
-
 
 namespace {
 
@@ -34,53 +32,6 @@ struct Rows {
   void* of_factors;     // then their gradients, next to those of gate_up, unless it is null
   int64_t num_rows, width;
 };
-
-// Vectors of so many bytes, as the processor has them: of longer ones, compilers compute comparisons one by one.
-template <typename Sum, int64_t kBytes>
-struct Vectors;
-
-template <int64_t kBytes>
-struct Vectors<float, kBytes> {
-  typedef float Type __attribute__((vector_size(kBytes)));
-  typedef uint32_t Bits __attribute__((vector_size(kBytes)));
-  typedef uint16_t Halves __attribute__((vector_size(kBytes / 2)));
-  static COLOSSAL_INLINE Type exp(Type x) { return exp_of_float<Vectors>(x); }
-};
-
-template <int64_t kBytes>
-struct Vectors<double, kBytes> {
-  typedef double Type __attribute__((vector_size(kBytes)));
-  typedef uint64_t Bits __attribute__((vector_size(kBytes)));
-  static COLOSSAL_INLINE Type exp(Type x) { return exp_of_double<Vectors>(x); }
-};
-
-template <typename Of, typename Value>
-COLOSSAL_INLINE typename Of::Type load(const Value* from) {
-  typename Of::Type found;
-  if constexpr (std::is_same_v<Value, uint16_t>) {  // bfloat16: the upper half of float32
-    typename Of::Halves halves;
-    std::memcpy(&halves, from, sizeof halves);
-    const typename Of::Bits bits = __builtin_convertvector(halves, typename Of::Bits) << 16;
-    std::memcpy(&found, &bits, sizeof found);
-  } else {
-    std::memcpy(&found, from, sizeof found);
-  }
-  return found;
-}
-
-template <typename Of, typename Value>
-COLOSSAL_INLINE void store(typename Of::Type values, Value* to) {
-  if constexpr (std::is_same_v<Value, uint16_t>) {  // as `narrow_bfloat16`
-    typename Of::Bits bits;
-    std::memcpy(&bits, &values, sizeof bits);
-    const typename Of::Bits rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16, nan = bits * 0u + 0x7fc0u;
-    bits = (bits & 0x7fffffffu) > 0x7f800000u ? nan : rounded;
-    const typename Of::Halves halves = __builtin_convertvector(bits, typename Of::Halves);
-    std::memcpy(to, &halves, sizeof halves);
-  } else {
-    std::memcpy(to, &values, sizeof values);
-  }
-}
 
 // Where a row is, and what its numbers are multiplied by.
 template <typename Sum, typename Value>
