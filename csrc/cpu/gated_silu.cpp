@@ -1,4 +1,5 @@
-// The SiLU of the first half of each row, times its second half, and the gradients of both; times a factor of the row.
+// The SiLU of one row times another, and the gradients of both; times a factor of the row. They are the halves of a row,
+// or rows of two tensors.
 //
 // Each number is read once and written once; operations one after the other would go through memory for each of them.
 // It is computed in float32, of float64 in float64. Vectors are those of the compiler, which makes them of what the
@@ -24,13 +25,13 @@ enum Type : int64_t { kFloat32 = 1, kBFloat16 = 2, kFloat64 = 3 };
 constexpr int64_t kLeastOfThread = 1 << 16;  // numbers
 
 struct Rows {
-  const void* gate_up;  // (rows, 2 * width)
+  const void *gate, *up;  // rows of `width`, with as many numbers from one to the next as the stride says
   void* values;         // (rows, width); null for none, next to gradients
   const void* grad;     // that of the values, (rows, width), unless it is null; in the same memory as they, or not
-  void* grads;          // then those of gate_up, (rows, 2 * width), in the same memory or not
+  void *of_gate, *of_up;  // then those of both, with their stride, in the same memory or not
   const void* factors;  // by which values and gradients of a row are multiplied, unless it is null; in the sum's type
-  void* of_factors;     // then their gradients, next to those of gate_up, unless it is null
-  int64_t num_rows, width;
+  void* of_factors;     // then their gradients, next to those of both, unless it is null
+  int64_t num_rows, width, stride;
 };
 
 // Where a row is, and what its numbers are multiplied by.
@@ -63,14 +64,13 @@ COLOSSAL_INLINE void compute_rows(const Rows& given, int64_t begin, int64_t end)
   constexpr int64_t lanes = kBytes / sizeof(Sum);
   const int64_t width = given.width, full = width / lanes * lanes, rest = (width - full) * sizeof(Value);
   for (int64_t at = begin; at < end; ++at) {
-    const Value* gate = static_cast<const Value*>(given.gate_up) + 2 * at * width;
-    Value* of_gate = static_cast<Value*>(given.grads) + 2 * at * width;
-    const Row<Sum, Value> row = {gate,
-                                 gate + width,
+    const int64_t first = at * given.stride;
+    const Row<Sum, Value> row = {static_cast<const Value*>(given.gate) + first,
+                                 static_cast<const Value*>(given.up) + first,
                                  given.grad ? static_cast<const Value*>(given.grad) + at * width : nullptr,
                                  given.values ? static_cast<Value*>(given.values) + at * width : nullptr,
-                                 of_gate,
-                                 of_gate + width,
+                                 given.grad ? static_cast<Value*>(given.of_gate) + first : nullptr,
+                                 given.grad ? static_cast<Value*>(given.of_up) + first : nullptr,
                                  given.factors ? static_cast<const Sum*>(given.factors)[at] : 1};
     typename Of::Type sums = {};
     for (int64_t column = 0; column < full; column += lanes) sums += compute<Of>(row, column);

@@ -11,6 +11,14 @@
 
 namespace colossal {
 
+COLOSSAL_INLINE float widen(uint16_t half) { return widen_bfloat16(half); }
+COLOSSAL_INLINE float widen(float value) { return value; }
+COLOSSAL_INLINE double widen(double value) { return value; }
+
+COLOSSAL_INLINE void narrow(float value, float* to) { *to = value; }
+COLOSSAL_INLINE void narrow(double value, double* to) { *to = value; }
+COLOSSAL_INLINE void narrow(float value, uint16_t* to) { *to = narrow_bfloat16(value); }
+
 // Vectors of so many bytes, as the processor has them: of longer ones, compilers compute comparisons one by one.
 template <typename Sum, int64_t kBytes>
 struct Vectors;
@@ -61,6 +69,23 @@ COLOSSAL_INLINE void store(typename Of::Type values, Value* to) {
   } else {
     std::memcpy(to, &values, sizeof values);
   }
+}
+
+// What would be read of values after they were stored in their type.
+template <typename Of, typename Value>
+COLOSSAL_INLINE typename Of::Type as_stored(typename Of::Type values) {
+  if constexpr (std::is_same_v<Value, uint16_t>) {
+    const typename Of::Bits bits = round_to_bfloat16<Of>(values) & 0xffff0000u;
+    std::memcpy(&values, &bits, sizeof values);
+  }
+  return values;
+}
+
+template <typename Value>
+COLOSSAL_INLINE auto as_stored(decltype(widen(Value())) value) {
+  Value stored;
+  narrow(value, &stored);
+  return widen(stored);
 }
 
 // Two vectors of numbers that follow each other: of bfloat16, those at even places and those at odd ones, for which

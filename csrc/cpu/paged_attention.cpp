@@ -39,14 +39,6 @@ struct Batch {
   double scale;
 };
 
-COLOSSAL_INLINE float widen(uint16_t half) { return widen_bfloat16(half); }
-COLOSSAL_INLINE float widen(float value) { return value; }
-COLOSSAL_INLINE double widen(double value) { return value; }
-
-COLOSSAL_INLINE void narrow(float value, float* to) { *to = value; }
-COLOSSAL_INLINE void narrow(double value, double* to) { *to = value; }
-COLOSSAL_INLINE void narrow(float value, uint16_t* to) { *to = narrow_bfloat16(value); }
-
 // Products of a query and the keys of some tokens.
 template <int64_t kCount, int64_t kBytes, typename Sum, typename Value>
 COLOSSAL_INLINE void score(const Sum* query, const Value* keys, const int64_t* slots, int64_t stride, int64_t width,
