@@ -196,7 +196,8 @@ COLOSSAL_AVX512 void run_avx512(const Tensor& given, int64_t begin, int64_t end,
 constexpr Run kRuns[] = {
     run_portable,
 #if defined(__x86_64__)
-    run_avx2, run_avx512,
+    run_avx2,
+    run_avx512,
 #endif
 };
 

@@ -27,15 +27,15 @@ namespace {
 
 enum Type : int64_t { kFloat32 = 1, kBFloat16 = 2 };
 
-constexpr int64_t kPanel = 32;               // outputs
-constexpr int64_t kDepth = 2048;             // inputs at a time
+constexpr int64_t kPanel = 32;    // outputs
+constexpr int64_t kDepth = 2048;  // inputs at a time
 constexpr int64_t kRowsAtATime = 96;
 constexpr int64_t kAhead = 32 * kPanel;      // numbers of a weight between what is multiplied and what is asked for
 constexpr int64_t kLeastOfThread = 1 << 18;  // numbers of a weight
 
 struct Product {
   const void* x;       // (rows, inputs)
-  const void* weight;  // float32: (panels, inputs, 32); bfloat16: (panels, inputs / 2, 32, 2); with zeros behind the last
+  const void* weight;  // float32: (panels, inputs, 32); bfloat16: (panels, inputs / 2, 32, 2); zeros behind the last
   const void* bias;    // (outputs), unless it is null
   void* out;           // (rows, outputs)
   int64_t rows, inputs, outputs;
