@@ -1,5 +1,5 @@
-// The SiLU of one row times another, and the gradients of both; times a factor of the row. They are the halves of a row,
-// or rows of two tensors.
+// The SiLU of one row times another, and the gradients of both; times a factor of the row. They are the halves of a
+// row, or rows of two tensors.
 //
 // Each number is read once and written once; operations one after the other would go through memory for each of them.
 // It is computed in float32, of float64 in float64. Vectors are those of the compiler, which makes them of what the
@@ -26,11 +26,11 @@ constexpr int64_t kLeastOfThread = 1 << 16;  // numbers
 
 struct Rows {
   const void *gate, *up;  // rows of `width`, with as many numbers from one to the next as the stride says
-  void* values;         // (rows, width); null for none, next to gradients
-  const void* grad;     // that of the values, (rows, width), unless it is null; in the same memory as they, or not
+  void* values;           // (rows, width); null for none, next to gradients
+  const void* grad;       // that of the values, (rows, width), unless it is null; in the same memory as they, or not
   void *of_gate, *of_up;  // then those of both, with their stride, in the same memory or not
-  const void* factors;  // by which values and gradients of a row are multiplied, unless it is null; in the sum's type
-  void* of_factors;     // then their gradients, next to those of both, unless it is null
+  const void* factors;    // by which values and gradients of a row are multiplied, unless it is null; in the sum's type
+  void* of_factors;       // then their gradients, next to those of both, unless it is null
   int64_t num_rows, width, stride;
 };
 

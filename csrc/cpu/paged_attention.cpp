@@ -121,11 +121,13 @@ COLOSSAL_INLINE void add_values(const Value* values, const int64_t* slots, int64
     add_pairs<1, kBytes>(values + at, slots, stride, weights, count, to + at);
   for (; at + lanes <= width; at += lanes) {
     typename Of::Type sum = load<Of>(to + at);
-    for (int64_t token = 0; token < count; ++token) sum += weights[token] * load<Of>(values + slots[token] * stride + at);
+    for (int64_t token = 0; token < count; ++token)
+      sum += weights[token] * load<Of>(values + slots[token] * stride + at);
     store<Of>(sum, to + at);
   }
   for (; at < width; ++at)
-    for (int64_t token = 0; token < count; ++token) to[at] += weights[token] * widen(values[slots[token] * stride + at]);
+    for (int64_t token = 0; token < count; ++token)
+      to[at] += weights[token] * widen(values[slots[token] * stride + at]);
 }
 
 // Read rows of numbers, multiplied by a factor, in the order in which products take them; or write them.

@@ -53,7 +53,8 @@ COLOSSAL_INLINE void normalize(const Rows& given, int64_t begin, int64_t end) {
       for (int each = 0; each < 2; ++each) values[each] = weights[each] * as_stored<Of, Value>(values[each] * factor);
       store_two<Of>(values, out + at);
     }
-    for (int64_t at = full; at < width; ++at) narrow(widen(weight[at]) * as_stored<Value>(widen(x[at]) * factor), out + at);
+    for (int64_t at = full; at < width; ++at)
+      narrow(widen(weight[at]) * as_stored<Value>(widen(x[at]) * factor), out + at);
   }
 }
 
