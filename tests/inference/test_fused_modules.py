@@ -9,9 +9,9 @@ from decoders import DECODERS, MORE_DECODERS, build_decoder, generate, make_prom
 from engines import SIZES, greedy, tokens_of
 from torch import nn
 from transformers.models.gemma3.modeling_gemma3 import Gemma3MLP
-from transformers.models.llama.modeling_llama import LlamaRMSNorm
+from transformers.models.llama.modeling_llama import LlamaRMSNorm, apply_rotary_pos_emb
 
-from colossal._src.inference.fused_modules import fuse_modules
+from colossal._src.inference.fused_modules import _rotate, fuse_modules
 from colossal._src.kernel import has_fused_modules
 from colossal.inference import InferenceConfig, InferenceEngine
 from colossal.testing import run_processes
@@ -83,6 +83,23 @@ def test_what_own_code_does_not_read_is_left_to_the_module() -> None:
     fuse_modules(norm)
     assert all(torch.equal(norm(each), own) for each, own in zip(inputs, expected, strict=True))
     assert norm.to("meta")(x.to("meta")).shape == (3, 16)
+
+
+def test_positions_in_another_form_are_left_to_the_model() -> None:
+    query, key = torch.randn(3, 4, 2, 8), torch.randn(3, 2, 2, 8)
+    cos, sin = torch.randn(2, 3, 2, 8).unbind()
+    strided = torch.randn(3, 2, 8, 2)[..., 0]
+    cases: list[Any] = [
+        (query, key, cos[0, 0].expand(1, 1, 8), sin[0, 0].expand(1, 1, 8)),  # of no row
+        (query, key, cos, strided),
+        (query, key, cos.double(), sin.double()),
+        (query.transpose(1, 2), key.transpose(1, 2), cos, sin, 2),
+        (query.transpose(2, 3).contiguous().transpose(2, 3), key, cos, sin),
+    ]
+    for arguments in cases:
+        for found, own in zip(_rotate(*arguments), apply_rotary_pos_emb(*arguments), strict=True):
+            assert found.dtype == own.dtype
+            assert torch.equal(found, own)
 
 
 def test_another_activation_is_kept() -> None:

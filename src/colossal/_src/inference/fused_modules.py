@@ -99,7 +99,9 @@ def _rotate(
         and q.stride(3) == k.stride(3) == cos.stride(2) == 1
         and _are_read(q, k, cos, sin)
     )
-    return (rotate_heads if is_fused else modeling_llama.apply_rotary_pos_emb)(q, k, cos, sin)
+    if is_fused:
+        return rotate_heads(q, k, cos, sin)
+    return modeling_llama.apply_rotary_pos_emb(q, k, cos, sin, unsqueeze_dim)
 
 
 _FUSED: list[tuple[Any, Callable[..., Any]]] = [
