@@ -1,4 +1,5 @@
-// The SiLU of the first half of each row, times its second half, and the gradients of both; times a factor of the row.
+// The SiLU of one row times another, and the gradients of both; times a factor of the row. They are the halves of a
+// row, or rows of two tensors.
 //
 // Each number is read once and written once; operations one after the other would go through memory for each of them.
 // It is computed in float32, of float64 in float64. Vectors are those of the compiler, which makes them of what the
@@ -9,10 +10,9 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
-#include <type_traits>
 
 #include "../numbers.h"
-#include "exponential.h"
+#include "number_vectors.h"
 #include "threads.h"
 #include "vectors.h"
 
@@ -25,61 +25,14 @@ enum Type : int64_t { kFloat32 = 1, kBFloat16 = 2, kFloat64 = 3 };
 constexpr int64_t kLeastOfThread = 1 << 16;  // numbers
 
 struct Rows {
-  const void* gate_up;  // (rows, 2 * width)
-  void* values;         // (rows, width); null for none, next to gradients
-  const void* grad;     // that of the values, (rows, width), unless it is null; in the same memory as they, or not
-  void* grads;          // then those of gate_up, (rows, 2 * width), in the same memory or not
-  const void* factors;  // by which values and gradients of a row are multiplied, unless it is null; in the sum's type
-  void* of_factors;     // then their gradients, next to those of gate_up, unless it is null
-  int64_t num_rows, width;
+  const void *gate, *up;  // rows of `width`, with as many numbers from one to the next as the stride says
+  void* values;           // (rows, width); null for none, next to gradients
+  const void* grad;       // that of the values, (rows, width), unless it is null; in the same memory as they, or not
+  void *of_gate, *of_up;  // then those of both, with their stride, in the same memory or not
+  const void* factors;    // by which values and gradients of a row are multiplied, unless it is null; in the sum's type
+  void* of_factors;       // then their gradients, next to those of both, unless it is null
+  int64_t num_rows, width, stride;
 };
-
-// Vectors of so many bytes, as the processor has them: of longer ones, compilers compute comparisons one by one.
-template <typename Sum, int64_t kBytes>
-struct Vectors;
-
-template <int64_t kBytes>
-struct Vectors<float, kBytes> {
-  typedef float Type __attribute__((vector_size(kBytes)));
-  typedef uint32_t Bits __attribute__((vector_size(kBytes)));
-  typedef uint16_t Halves __attribute__((vector_size(kBytes / 2)));
-  static COLOSSAL_INLINE Type exp(Type x) { return exp_of_float<Vectors>(x); }
-};
-
-template <int64_t kBytes>
-struct Vectors<double, kBytes> {
-  typedef double Type __attribute__((vector_size(kBytes)));
-  typedef uint64_t Bits __attribute__((vector_size(kBytes)));
-  static COLOSSAL_INLINE Type exp(Type x) { return exp_of_double<Vectors>(x); }
-};
-
-template <typename Of, typename Value>
-COLOSSAL_INLINE typename Of::Type load(const Value* from) {
-  typename Of::Type found;
-  if constexpr (std::is_same_v<Value, uint16_t>) {  // bfloat16: the upper half of float32
-    typename Of::Halves halves;
-    std::memcpy(&halves, from, sizeof halves);
-    const typename Of::Bits bits = __builtin_convertvector(halves, typename Of::Bits) << 16;
-    std::memcpy(&found, &bits, sizeof found);
-  } else {
-    std::memcpy(&found, from, sizeof found);
-  }
-  return found;
-}
-
-template <typename Of, typename Value>
-COLOSSAL_INLINE void store(typename Of::Type values, Value* to) {
-  if constexpr (std::is_same_v<Value, uint16_t>) {  // as `narrow_bfloat16`
-    typename Of::Bits bits;
-    std::memcpy(&bits, &values, sizeof bits);
-    const typename Of::Bits rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16, nan = bits * 0u + 0x7fc0u;
-    bits = (bits & 0x7fffffffu) > 0x7f800000u ? nan : rounded;
-    const typename Of::Halves halves = __builtin_convertvector(bits, typename Of::Halves);
-    std::memcpy(to, &halves, sizeof halves);
-  } else {
-    std::memcpy(to, &values, sizeof values);
-  }
-}
 
 // Where a row is, and what its numbers are multiplied by.
 template <typename Sum, typename Value>
@@ -111,14 +64,13 @@ COLOSSAL_INLINE void compute_rows(const Rows& given, int64_t begin, int64_t end)
   constexpr int64_t lanes = kBytes / sizeof(Sum);
   const int64_t width = given.width, full = width / lanes * lanes, rest = (width - full) * sizeof(Value);
   for (int64_t at = begin; at < end; ++at) {
-    const Value* gate = static_cast<const Value*>(given.gate_up) + 2 * at * width;
-    Value* of_gate = static_cast<Value*>(given.grads) + 2 * at * width;
-    const Row<Sum, Value> row = {gate,
-                                 gate + width,
+    const int64_t first = at * given.stride;
+    const Row<Sum, Value> row = {static_cast<const Value*>(given.gate) + first,
+                                 static_cast<const Value*>(given.up) + first,
                                  given.grad ? static_cast<const Value*>(given.grad) + at * width : nullptr,
                                  given.values ? static_cast<Value*>(given.values) + at * width : nullptr,
-                                 of_gate,
-                                 of_gate + width,
+                                 given.grad ? static_cast<Value*>(given.of_gate) + first : nullptr,
+                                 given.grad ? static_cast<Value*>(given.of_up) + first : nullptr,
                                  given.factors ? static_cast<const Sum*>(given.factors)[at] : 1};
     typename Of::Type sums = {};
     for (int64_t column = 0; column < full; column += lanes) sums += compute<Of>(row, column);

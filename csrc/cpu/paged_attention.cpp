@@ -1,29 +1,32 @@
 // Attention of one new token of each sequence to all tokens of it, whose keys and values are in pages.
 //
 // A pair of a sequence and a head of keys is one piece of work: scores of all its tokens, their softmax, and the sum of
-// the values, for all heads of queries that share these keys. Nothing is gathered, and no sequence is padded. Sums are
-// in float32, of float64 in float64. Vectors are those of the compiler, which makes them of what the processor has: it
-// is compiled for any processor, for AVX2 and for AVX-512, and the processor chooses.
+// the values, for all heads of queries that share these keys. Nothing is gathered, and no sequence is padded. All heads
+// of a few tokens come before other tokens, which is the order that memory has them in. Sums are in float32, of float64
+// in float64. Vectors are those of the compiler, which makes them of what the processor has: it is compiled for any
+// processor, for AVX2 and for AVX-512, and the processor chooses.
+
+#pragma GCC diagnostic ignored "-Wpsabi"  // no vector is returned: what does is inlined
 
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
+#include <limits>
 #include <vector>
 
 #include "../numbers.h"
-#include "exponential.h"
+#include "number_vectors.h"
 #include "threads.h"
 #include "vectors.h"
 
 using namespace colossal;
-
-#pragma GCC diagnostic ignored "-Wpsabi"  // no vector is returned: what does is inlined
 
 namespace {
 
 enum Type : int64_t { kFloat32 = 1, kBFloat16 = 2, kFloat64 = 3 };
 
 constexpr int64_t kLeastOfThread = 1 << 18;  // products
+constexpr int64_t kTokens = 8;               // together: the sums of one would wait for each other
 
 // A slot is the place of a token in the pages, and a stride the elements from one to the next.
 struct Batch {
@@ -36,128 +39,192 @@ struct Batch {
   double scale;
 };
 
-template <typename Sum>
-struct Vector {
-  static constexpr int64_t kLanes = 64 / sizeof(Sum);
-  typedef Sum Type __attribute__((vector_size(64)));
-  typedef uint16_t Halves __attribute__((vector_size(2 * kLanes)));
-  typedef uint32_t Words __attribute__((vector_size(4 * kLanes)));
-};
-
-template <typename Sum>
-COLOSSAL_INLINE typename Vector<Sum>::Type load(const Sum* from) {
-  typename Vector<Sum>::Type found;
-  std::memcpy(&found, from, sizeof found);
-  return found;
-}
-
-template <typename Sum>
-COLOSSAL_INLINE typename Vector<Sum>::Type load(const uint16_t* from) {  // bfloat16: the upper half of float32
-  typename Vector<Sum>::Halves halves;
-  std::memcpy(&halves, from, sizeof halves);
-  const typename Vector<Sum>::Words words = __builtin_convertvector(halves, typename Vector<Sum>::Words) << 16;
-  typename Vector<Sum>::Type found;
-  std::memcpy(&found, &words, sizeof found);
-  return found;
-}
-
-COLOSSAL_INLINE float widen(uint16_t half) { return widen_bfloat16(half); }
-COLOSSAL_INLINE float widen(float value) { return value; }
-COLOSSAL_INLINE double widen(double value) { return value; }
-
-COLOSSAL_INLINE void narrow(float value, float* to) { *to = value; }
-COLOSSAL_INLINE void narrow(double value, double* to) { *to = value; }
-COLOSSAL_INLINE void narrow(float value, uint16_t* to) { *to = narrow_bfloat16(value); }
-
-template <typename Sum, typename Value>
-COLOSSAL_INLINE Sum dot(const Sum* query, const Value* key, int64_t width) {
-  constexpr int64_t lanes = Vector<Sum>::kLanes;
-  typename Vector<Sum>::Type sums = {};
+// Products of a query and the keys of some tokens.
+template <int64_t kCount, int64_t kBytes, typename Sum, typename Value>
+COLOSSAL_INLINE void score(const Sum* query, const Value* keys, const int64_t* slots, int64_t stride, int64_t width,
+                           Sum* scores) {
+  using Of = Vectors<Sum, kBytes>;
+  constexpr int64_t lanes = kBytes / sizeof(Sum);
+  typename Of::Type sums[kCount] = {};
+  const Value* key[kCount];
+  for (int64_t token = 0; token < kCount; ++token) key[token] = keys + slots[token] * stride;
   int64_t at = 0;
-  for (; at + lanes <= width; at += lanes) sums += load<Sum>(query + at) * load<Sum>(key + at);
-  Sum total = 0;
-  for (int64_t lane = 0; lane < lanes; ++lane) total += sums[lane];
-  for (; at < width; ++at) total += query[at] * widen(key[at]);
-  return total;
+  for (; at + 2 * lanes <= width; at += 2 * lanes) {
+    typename Of::Type parts[2], of_key[2];
+    load_two<Of>(query + at, parts);
+#pragma GCC unroll 8
+    for (int64_t token = 0; token < kCount; ++token) {
+      load_two<Of>(key[token] + at, of_key);
+      sums[token] += parts[0] * of_key[0];
+      sums[token] += parts[1] * of_key[1];
+    }
+  }
+  for (; at + lanes <= width; at += lanes)
+    for (int64_t token = 0; token < kCount; ++token) sums[token] += load<Of>(query + at) * load<Of>(key[token] + at);
+#pragma GCC unroll 8
+  for (int64_t token = 0; token < kCount; ++token) scores[token] = sum_of_lanes<Sum, kBytes>(sums[token]);
+  for (; at < width; ++at)
+    for (int64_t token = 0; token < kCount; ++token) scores[token] += query[at] * widen(key[token][at]);
 }
 
-// The sum of values, in vectors that stay in registers while all tokens go by.
-template <int64_t kVectors, typename Sum, typename Value>
-COLOSSAL_INLINE void add_values(const Value* values, const int64_t* slots, int64_t stride, const Sum* weights,
-                                int64_t length, Sum* to) {
-  constexpr int64_t lanes = Vector<Sum>::kLanes;
-  typename Vector<Sum>::Type sums[kVectors] = {};
-  for (int64_t token = 0; token < length; ++token) {
+// Make scores their softmax but for its denominator, which is returned; there is room for a vector behind them.
+template <int64_t kBytes, typename Sum>
+COLOSSAL_INLINE Sum weigh(Sum* scores, int64_t length) {
+  using Of = Vectors<Sum, kBytes>;
+  constexpr int64_t lanes = kBytes / sizeof(Sum);
+  // whose exponential adds nothing to that of the largest one, which is 1
+  std::fill_n(scores + length, lanes, -std::numeric_limits<Sum>::infinity());
+  typename Of::Type most = load<Of>(scores), total = {};
+  for (int64_t at = lanes; at < length; at += lanes) {
+    const typename Of::Type next = load<Of>(scores + at);
+    most = most < next ? next : most;
+  }
+  Sum largest = most[0];
+  for (int64_t lane = 1; lane < lanes; ++lane) largest = std::max(largest, most[lane]);
+  for (int64_t at = 0; at < length; at += lanes) {
+    const typename Of::Type weights = Of::exp(load<Of>(scores + at) - largest);
+    store<Of>(weights, scores + at);
+    total += weights;
+  }
+  return sum_of_lanes<Sum, kBytes>(total);
+}
+
+// Add values to sums that stay in registers while some tokens go by.
+template <int64_t kPairs, int64_t kBytes, typename Sum, typename Value>
+COLOSSAL_INLINE void add_pairs(const Value* values, const int64_t* slots, int64_t stride, const Sum* weights,
+                               int64_t count, Sum* to) {
+  using Of = Vectors<Sum, kBytes>;
+  constexpr int64_t lanes = kBytes / sizeof(Sum);
+  typename Of::Type sums[kPairs][2], two[2];
+  std::memcpy(sums, to, sizeof sums);
+  for (int64_t token = 0; token < count; ++token) {
     const Value* from = values + slots[token] * stride;
-    for (int64_t each = 0; each < kVectors; ++each) sums[each] += weights[token] * load<Sum>(from + each * lanes);
+#pragma GCC unroll 4
+    for (int64_t pair = 0; pair < kPairs; ++pair) {
+      load_two<Of>(from + 2 * pair * lanes, two);
+      sums[pair][0] += weights[token] * two[0];
+      sums[pair][1] += weights[token] * two[1];
+    }
   }
   std::memcpy(to, sums, sizeof sums);
 }
 
-template <typename Sum, typename Value>
-COLOSSAL_INLINE void attend(const Batch& given, int64_t row, int64_t kv_head, std::vector<Sum>& buffer) {
-  constexpr int64_t lanes = Vector<Sum>::kLanes, together = 4;
-  const int64_t group = given.num_heads / given.num_kv_heads, end = given.ends[row];
-  const int64_t begin = given.window && end > given.window ? end - given.window : 0, length = end - begin;
-  const int64_t* slots = given.slots + given.sequences[row] * given.slots_stride + begin;
-  const Value* keys = static_cast<const Value*>(given.keys) + kv_head * given.width;
-  const Value* values = static_cast<const Value*>(given.values) + kv_head * given.value_width;
-  const int64_t first = (row * given.num_heads + kv_head * group);
-  const Value* query = static_cast<const Value*>(given.query) + first * given.width;
-  Value* out = static_cast<Value*>(given.out) + first * given.value_width;
-  buffer.resize(group * (given.width + length) + given.value_width);
-  Sum *queries = buffer.data(), *scores = queries + group * given.width, *sums = scores + group * length;
-  for (int64_t at = 0; at < group * given.width; ++at) queries[at] = widen(query[at]) * static_cast<Sum>(given.scale);
-  for (int64_t token = 0; token < length; ++token) {
-    const Value* key = keys + slots[token] * given.key_stride;
-    for (int64_t head = 0; head < group; ++head)
-      scores[head * length + token] = dot<Sum>(queries + head * given.width, key, given.width);
+template <int64_t kBytes, typename Sum, typename Value>
+COLOSSAL_INLINE void add_values(const Value* values, const int64_t* slots, int64_t stride, const Sum* weights,
+                                int64_t count, int64_t width, Sum* to) {
+  using Of = Vectors<Sum, kBytes>;
+  constexpr int64_t lanes = kBytes / sizeof(Sum);
+  int64_t at = 0;
+  for (; at + 4 * lanes <= width; at += 4 * lanes)
+    add_pairs<2, kBytes>(values + at, slots, stride, weights, count, to + at);
+  for (; at + 2 * lanes <= width; at += 2 * lanes)
+    add_pairs<1, kBytes>(values + at, slots, stride, weights, count, to + at);
+  for (; at + lanes <= width; at += lanes) {
+    typename Of::Type sum = load<Of>(to + at);
+    for (int64_t token = 0; token < count; ++token)
+      sum += weights[token] * load<Of>(values + slots[token] * stride + at);
+    store<Of>(sum, to + at);
   }
-  for (int64_t head = 0; head < group; ++head) {
-    Sum* weights = scores + head * length;
-    Sum largest = weights[0], total = 0;
-    for (int64_t token = 1; token < length; ++token) largest = std::max(largest, weights[token]);
-    for (int64_t token = 0; token < length; ++token) weights[token] = exp_of(weights[token] - largest);
-    for (int64_t token = 0; token < length; ++token) total += weights[token];
-    int64_t at = 0;
-    for (; at + together * lanes <= given.value_width; at += together * lanes)
-      add_values<together>(values + at, slots, given.value_stride, weights, length, sums + at);
-    for (; at + lanes <= given.value_width; at += lanes)
-      add_values<1>(values + at, slots, given.value_stride, weights, length, sums + at);
-    for (; at < given.value_width; ++at) {
-      sums[at] = 0;
-      for (int64_t token = 0; token < length; ++token)
-        sums[at] += weights[token] * widen(values[slots[token] * given.value_stride + at]);
-    }
-    for (at = 0; at < given.value_width; ++at) narrow(sums[at] / total, out + head * given.value_width + at);
-  }
+  for (; at < width; ++at)
+    for (int64_t token = 0; token < count; ++token)
+      to[at] += weights[token] * widen(values[slots[token] * stride + at]);
 }
 
-template <typename Sum, typename Value>
+// Read rows of numbers, multiplied by a factor, in the order in which products take them; or write them.
+template <int64_t kBytes, typename Sum, typename Value>
+COLOSSAL_INLINE void read_row(const Value* from, Sum factor, int64_t width, Sum* to) {
+  using Of = Vectors<Sum, kBytes>;
+  constexpr int64_t lanes = kBytes / sizeof(Sum);
+  int64_t at = 0;
+  for (; at + 2 * lanes <= width; at += 2 * lanes) {
+    typename Of::Type two[2];
+    load_two<Of>(from + at, two);
+    store<Of>(two[0] * factor, to + at);
+    store<Of>(two[1] * factor, to + at + lanes);
+  }
+  for (; at < width; ++at) to[at] = widen(from[at]) * factor;
+}
+
+template <int64_t kBytes, typename Sum, typename Value>
+COLOSSAL_INLINE void write_row(const Sum* from, Sum total, int64_t width, Value* to) {
+  using Of = Vectors<Sum, kBytes>;
+  constexpr int64_t lanes = kBytes / sizeof(Sum);
+  int64_t at = 0;
+  for (; at + 2 * lanes <= width; at += 2 * lanes) {
+    const typename Of::Type two[2] = {load<Of>(from + at) / total, load<Of>(from + at + lanes) / total};
+    store_two<Of>(two, to + at);
+  }
+  for (; at < width; ++at) narrow(from[at] / total, to + at);
+}
+
+// From one row, by the heads of queries that share those heads of keys from `first` to `last`.
+template <int64_t kBytes, typename Sum, typename Value>
+COLOSSAL_INLINE void attend(const Batch& given, int64_t row, int64_t first, int64_t last, std::vector<Sum>& buffer) {
+  const int64_t group = given.num_heads / given.num_kv_heads, heads = (last - first) * group, end = given.ends[row];
+  const int64_t begin = given.window && end > given.window ? end - given.window : 0, length = end - begin;
+  const int64_t width = given.width, value_width = given.value_width, room = length + kBytes / sizeof(Sum);
+  const int64_t* slots = given.slots + given.sequences[row] * given.slots_stride + begin;
+  const Value* keys = static_cast<const Value*>(given.keys) + first * width;
+  const Value* values = static_cast<const Value*>(given.values) + first * value_width;
+  const int64_t first_head = row * given.num_heads + first * group;
+  const Value* query = static_cast<const Value*>(given.query) + first_head * width;
+  Value* out = static_cast<Value*>(given.out) + first_head * value_width;
+  buffer.assign(heads * (width + room + value_width + 1), 0);
+  Sum *queries = buffer.data(), *scores = queries + heads * width, *sums = scores + heads * room;
+  Sum* totals = sums + heads * value_width;
+  for (int64_t head = 0; head < heads; ++head)
+    read_row<kBytes>(query + head * width, static_cast<Sum>(given.scale), width, queries + head * width);
+  for (int64_t token = 0; token < length; token += kTokens)
+    for (int64_t head = 0; head < heads; ++head) {
+      const Value* key = keys + head / group * width;
+      const Sum* from = queries + head * width;
+      Sum* to = scores + head * room;
+      if (token + kTokens <= length) {
+        score<kTokens, kBytes>(from, key, slots + token, given.key_stride, width, to + token);
+      } else {
+        for (int64_t each = token; each < length; ++each)
+          score<1, kBytes>(from, key, slots + each, given.key_stride, width, to + each);
+      }
+    }
+  for (int64_t head = 0; head < heads; ++head) totals[head] = weigh<kBytes>(scores + head * room, length);
+  for (int64_t token = 0; token < length; token += kTokens)
+    for (int64_t head = 0; head < heads; ++head)
+      add_values<kBytes>(values + head / group * value_width, slots + token, given.value_stride,
+                         scores + head * room + token, std::min(kTokens, length - token), value_width,
+                         sums + head * value_width);
+  for (int64_t head = 0; head < heads; ++head)
+    write_row<kBytes>(sums + head * value_width, totals[head], value_width, out + head * value_width);
+}
+
+template <int64_t kBytes, typename Sum, typename Value>
 COLOSSAL_INLINE void attend_all(const Batch& given, int64_t begin, int64_t end) {
   std::vector<Sum> buffer;
-  for (int64_t at = begin; at < end; ++at)
-    attend<Sum, Value>(given, at / given.num_kv_heads, at % given.num_kv_heads, buffer);
+  for (int64_t at = begin, next; at < end; at = next) {
+    const int64_t row = at / given.num_kv_heads, first_of_row = row * given.num_kv_heads;
+    next = std::min(end, first_of_row + given.num_kv_heads);
+    attend<kBytes, Sum, Value>(given, row, at - first_of_row, next - first_of_row, buffer);
+  }
 }
 
+template <int64_t kBytes>
 COLOSSAL_INLINE void attend_typed(const Batch& given, int64_t type, int64_t begin, int64_t end) {
-  if (type == kFloat32) attend_all<float, float>(given, begin, end);
-  if (type == kBFloat16) attend_all<float, uint16_t>(given, begin, end);
-  if (type == kFloat64) attend_all<double, double>(given, begin, end);
+  if (type == kFloat32) attend_all<kBytes, float, float>(given, begin, end);
+  if (type == kBFloat16) attend_all<kBytes, float, uint16_t>(given, begin, end);
+  if (type == kFloat64) attend_all<kBytes, double, double>(given, begin, end);
 }
 
 using Run = void (*)(const Batch&, int64_t, int64_t, int64_t);
 
 void run_portable(const Batch& given, int64_t type, int64_t begin, int64_t end) {
-  attend_typed(given, type, begin, end);
+  attend_typed<16>(given, type, begin, end);
 }
 
 COLOSSAL_AVX2 void run_avx2(const Batch& given, int64_t type, int64_t begin, int64_t end) {
-  attend_typed(given, type, begin, end);
+  attend_typed<32>(given, type, begin, end);
 }
 
 COLOSSAL_AVX512 void run_avx512(const Batch& given, int64_t type, int64_t begin, int64_t end) {
-  attend_typed(given, type, begin, end);
+  attend_typed<64>(given, type, begin, end);
 }
 
 constexpr Run kRuns[] = {run_portable, run_avx2, run_avx512};

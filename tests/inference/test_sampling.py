@@ -15,7 +15,7 @@ from transformers import (
 )
 
 from colossal._src.inference.requests import Sequence
-from colossal._src.inference.sampling import Sampler, candidates, penalize
+from colossal._src.inference.sampling import Sampler, candidates, most_probable, penalize
 from colossal.errors import ConfigError, UnsupportedError
 from colossal.inference import SamplingParams
 
@@ -28,6 +28,19 @@ def logits_of(rows: int) -> torch.Tensor:
 
 def sequence_of(**params: Any) -> Sequence:
     return Sequence((1, 2, 3), SamplingParams(**params), 8)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_first_of_the_highest_logits_is_the_most_probable(dtype: torch.dtype) -> None:
+    logits = logits_of(6).to(dtype)
+    logits[1] = 0.0
+    logits[2, [7, 31]] = 100.0
+    logits[3, 40] = torch.inf
+    logits[4, :] = -torch.inf
+    logits[5, [3, 9]] = torch.nan
+    assert torch.equal(most_probable(logits), logits.argmax(-1))
+    assert most_probable(logits).tolist()[1:] == [0, 7, 40, 0, 3]
+    assert torch.equal(most_probable(logits.T), logits.argmax(0))
 
 
 WARPED = {

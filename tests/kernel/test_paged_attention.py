@@ -56,3 +56,20 @@ def test_threads_share_the_work() -> None:
     finally:
         torch.set_num_threads(before)
     assert torch.equal(*found)
+
+
+@pytest.mark.parametrize("level", [0, 1, 2])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_what_is_not_finite_stays_in_its_row(dtype: torch.dtype, level: int) -> None:
+    keys, values, slots = pages_of(dtype, 2, 20, 36)
+    query = torch.randn(3, 4, 20, generator=torch.Generator().manual_seed(1)).to(dtype)
+    tokens = PagedTokens(slots[:1].expand(3, -1).contiguous(), torch.tensor([0, 1, 2]), torch.tensor([21, 19, 20]))
+    clean = paged_attention(query, keys, values, tokens, scale=0.3, level=level)
+    keys[slots[0, 20]] = torch.nan  # of the first row only
+    values[slots[0, 21:]] = torch.inf  # of none
+    query[2, 3] = torch.nan
+    found = paged_attention(query, keys, values, tokens, scale=0.3, level=level)
+    assert found[0].isnan().all()
+    assert torch.equal(found[1], clean[1])
+    assert torch.equal(found[2, :3], clean[2, :3])
+    assert found[2, 3].isnan().all()

@@ -52,6 +52,8 @@ def pack_weights(model: nn.Module) -> None:
 class _Panels:
     """A weight in float32 for our own code."""
 
+    dtype = torch.float32
+
     def __init__(self, weight: torch.Tensor) -> None:
         self._values, self._outputs = to_panels(weight), len(weight)
 
@@ -65,6 +67,8 @@ class _Panels:
 @final
 class _Blocks:
     """A weight in bfloat16 for oneDNN, and for our own code if it can read the blocks."""
+
+    dtype = torch.bfloat16
 
     def __init__(self, weight: torch.Tensor) -> None:
         self._values, self._outputs = _blocks_of(weight), len(weight)
@@ -122,7 +126,8 @@ class PackedWeight(torch.Tensor):
         """Multiply inputs by what is packed; gradients of the inputs, and autocast, need rows."""
         if func is functional.linear and not kwargs and not torch.is_autocast_enabled("cpu"):
             x, weight, bias, *_ = *args, None
-            is_used = isinstance(weight, PackedWeight) and x.dtype == weight.dtype and x.numel() > 0
+            # of the panels, as a dtype asked of this tensor comes here once more
+            is_used = isinstance(weight, PackedWeight) and x.dtype == weight.packed.dtype and x.numel() > 0
             if is_used and not (torch.is_grad_enabled() and x.requires_grad):
                 return weight.packed.multiply(x, bias)
         with torch._C.DisableTorchFunctionSubclass():  # noqa: SLF001 (what it returns is not packed)

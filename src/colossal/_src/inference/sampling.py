@@ -42,7 +42,7 @@ class Sampler:
         # half precision has too few values for sums over a vocabulary
         logits = logits if logits.dtype == torch.float64 else logits.float()
         penalized = penalize(logits, sequences)
-        tokens = penalized.argmax(-1)
+        tokens = most_probable(penalized)
         sampled = [row for row, sequence in enumerate(sequences) if not sequence.params.is_greedy]
         if sampled:
             rows = torch.tensor(sampled, device=logits.device)
@@ -72,6 +72,11 @@ class Sampler:
             # a string is hashed: outputs of one request, and neighbouring seeds, have nothing in common
             found = self._random[sequence] = Random(None if seed is None else f"{seed}/{sequence.index}")  # noqa: S311
         return found
+
+
+def most_probable(logits: torch.Tensor) -> torch.Tensor:
+    """Return the first of the highest logits of each row; in host memory by numpy, which compares vectors."""
+    return torch.from_numpy(logits.detach().numpy().argmax(-1)) if logits.device.type == "cpu" else logits.argmax(-1)
 
 
 def penalize(logits: torch.Tensor, sequences: list[Sequence]) -> torch.Tensor:

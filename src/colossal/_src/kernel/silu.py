@@ -1,4 +1,4 @@
-"""The gate of feed-forward layers: the SiLU of half of the features, times the other half."""
+"""The gate of feed-forward layers: the SiLU of half of the features, times the other half, or of two tensors."""
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 
@@ -10,11 +10,13 @@ from torch.nn import functional
 
 from colossal._src.kernel.host_code import CODES, WIDEST_VECTORS, host_function
 
+_POINTERS = ("gate", "up", "values", "grad", "of_gate", "of_up", "factors", "of_factors")
+
 
 class _Rows(ctypes.Structure):
     _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("gate_up", "values", "grad", "grads", "factors", "of_factors")),
-        *((name, ctypes.c_int64) for name in ("num_rows", "width")),
+        *((name, ctypes.c_void_p) for name in _POINTERS),
+        *((name, ctypes.c_int64) for name in ("num_rows", "width", "stride")),
     )
 
 
@@ -99,6 +101,28 @@ def write_gate(
     """
     function = host_function("gated_silu")
     assert function is not None
-    tensors = gate_up, values, grad, grads, factors, of_factors
-    addresses = (None if each is None else each.data_ptr() for each in tensors)
-    function(_Rows(*addresses, len(gate_up), gate_up.shape[1] // 2), gate_up.dtype, level)
+    rows, width = len(gate_up), gate_up.shape[1] // 2
+    halves = (*gate_up.chunk(2, 1), values, grad, *((None, None) if grads is None else grads.chunk(2, 1)))
+    addresses = (None if each is None else each.data_ptr() for each in (*halves, factors, of_factors))
+    function(_Rows(*addresses, rows, width, 2 * width), gate_up.dtype, level)
+
+
+def silu_product(gate: torch.Tensor, up: torch.Tensor, level: int = WIDEST_VECTORS) -> torch.Tensor:
+    """Multiply a tensor by the SiLU of another in one pass by own code, without gradients.
+
+    Args:
+        gate: Of any shape, in a dtype that `has_gate_kernel` knows.
+        up: Of its shape and dtype.
+        level: As of `gated_silu`.
+
+    Returns:
+        Of their shape and dtype.
+    """
+    function = host_function("gated_silu")
+    assert function is not None
+    gate, up = gate.contiguous(), up.contiguous()
+    values, width = torch.empty_like(gate), gate.shape[-1]
+    addresses = gate.data_ptr(), up.data_ptr(), values.data_ptr()
+    rows = _Rows(*addresses, None, None, None, None, None, gate.numel() // width, width, width)
+    function(rows, gate.dtype, level)
+    return values
