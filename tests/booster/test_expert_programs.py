@@ -69,8 +69,8 @@ def generate_sharded(name: str, options: dict[str, Any], eos: int) -> list[list[
     ("name", "size", "options"),
     [
         ("mixtral", 2, {"ep_size": 2}),
-        ("gpt-oss", 2, {"ep_size": 2}),
-        ("mixtral", 2, {"tp_size": 2, "ep_size": 2}),
+        pytest.param("gpt-oss", 2, {"ep_size": 2}, marks=pytest.mark.slow),
+        pytest.param("mixtral", 2, {"tp_size": 2, "ep_size": 2}, marks=pytest.mark.slow),
         pytest.param("mixtral", 4, {"tp_size": 2, "ep_size": 4}, marks=pytest.mark.slow),
     ],
 )

@@ -4,6 +4,7 @@ FSDP is not among them: the state of torch's own `fully_shard` and the context t
 """
 
 import gc
+import time
 import weakref
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -15,6 +16,7 @@ from plugins import HYBRID, plugins
 from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from colossal._src.testing.limits import scaled
 from colossal.booster import Booster
 from colossal.booster.plugin import GeminiPlugin, LowLevelZeroPlugin
 from colossal.nn.optimizer import HybridAdam
@@ -62,6 +64,9 @@ def kinds_left(plugin: str, kind: str) -> set[str]:
     gc.disable()
     try:
         parts, storages = train(plugin, kind)
+        deadline = time.monotonic() + scaled(30.0)  # a thread that communicates lets go of a tensor a moment later
+        while time.monotonic() < deadline and not all(each.expired() for each in storages):
+            time.sleep(0.01)
         left = {type(part()).__name__ for part in parts if part() is not None}
         return left | ({"storages"} if not all(each.expired() for each in storages) else set())
     finally:

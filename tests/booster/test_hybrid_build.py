@@ -87,7 +87,10 @@ def upward_calls(function: Any, *args: Any) -> list[str]:
     "options",
     [
         {"tp_size": 2, "pp_size": 2, "num_microbatches": 2, "precision": "bf16"},
-        {"tp_size": 2, "pp_size": 1, "zero_stage": 1, "precision": "fp16", "enable_all_optimization": True},
+        pytest.param(
+            {"tp_size": 2, "pp_size": 1, "zero_stage": 1, "precision": "fp16", "enable_all_optimization": True},
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_the_build_hardly_calls_upward(options: dict[str, Any]) -> None:

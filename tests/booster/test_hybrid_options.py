@@ -210,9 +210,14 @@ PIPE = {"tp_size": 1, "pp_size": 2, "num_microbatches": 2}
     [
         {"tp_size": 2, "pp_size": 1, "precision": "bf16"},
         {"tp_size": 2, "pp_size": 1, "precision": "fp16", "initial_scale": 2.0**40, "max_scale": 2.0**40},
-        PIPE | {"precision": "bf16", "zero_stage": 1},
-        PIPE | {"precision": "fp16", "initial_scale": 2.0**40, "max_scale": 2.0**40},
-        PIPE | {"precision": "bf16", "pp_style": "zbv", "num_model_chunks": 2},
+        *(
+            pytest.param(PIPE | options, marks=pytest.mark.slow)
+            for options in (
+                {"precision": "bf16", "zero_stage": 1},
+                {"precision": "fp16", "initial_scale": 2.0**40, "max_scale": 2.0**40},
+                {"precision": "bf16", "pp_style": "zbv", "num_model_chunks": 2},
+            )
+        ),
     ],
 )
 def test_half_precision_learns_as_float32_does(options) -> None:

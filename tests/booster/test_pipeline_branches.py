@@ -111,7 +111,9 @@ def train(axes: dict[str, int], plugin: Any, cases: list[tuple[str, int]]) -> li
     return found
 
 
-@pytest.mark.parametrize("world", WORLDS)
+@pytest.mark.parametrize(
+    "world", [pytest.param(each, marks=() if "," in each or "tp2" in each else pytest.mark.slow) for each in WORLDS]
+)
 def test_branches_by_the_data_train_as_in_one_process(world: str) -> None:
     size, axes, plugin = WORLDS[world]
     cases = [("branches", 0), ("branches", 1), ("ends", 1)]

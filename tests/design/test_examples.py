@@ -2,6 +2,7 @@
 
 import doctest
 import importlib
+import linecache
 import pkgutil
 
 import pytest
@@ -15,11 +16,13 @@ MODULES = ["colossal", *(module.name for module in pkgutil.walk_packages(colossa
 @pytest.mark.parametrize("name", MODULES)
 def test_examples(name, capsys) -> None:
     runner = doctest.DocTestRunner()
+    linecache.clearcache()  # of which the runner asks before each example whether its files are still the same
     for test in find_examples(importlib.import_module(name)):
         runner.run(test)
     assert not runner.failures, capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_there_are_examples() -> None:
     found = [test for name in MODULES for test in find_examples(importlib.import_module(name)) if test.examples]
     assert len(found) > 25

@@ -75,8 +75,13 @@ def check(tensors: AdamTensors, expected: list[torch.Tensor]) -> None:
 
 
 @needs_compiler
-@pytest.mark.parametrize("level", LEVELS)
-@pytest.mark.parametrize(("param", "grad"), [*itertools.product(DTYPES, DTYPES)])
+@pytest.mark.parametrize(
+    ("level", "param", "grad"),
+    [
+        pytest.param(level, param, grad, marks=() if level == 2 or param == grad else pytest.mark.slow)
+        for level, param, grad in itertools.product(LEVELS, DTYPES, DTYPES)
+    ],
+)
 def test_equals_float64(param, grad, level) -> None:
     run: Callable[..., None] = native.on_cpu()
     for step, numel, copy in itertools.product(STEPS, SIZES, (None, *DTYPES)):

@@ -118,7 +118,10 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any], dict[str, torch.Tensor]]] = 
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    "family",
+    [pytest.param(each, marks=() if index % 2 == 0 else pytest.mark.slow) for index, each in enumerate(FAMILIES)],
+)
 def test_a_family_is_built_lazily_as_at_once(family: str, same_modules: Callable[..., Any]) -> None:
     model, config, options, inputs = FAMILIES[family]
     built = getattr(transformers, config)(**options)

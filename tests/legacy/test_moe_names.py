@@ -219,7 +219,9 @@ PLUGINS: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("plugin", PLUGINS)
+@pytest.mark.parametrize(
+    "plugin", [pytest.param(each, marks=() if "hybrid" in each else pytest.mark.slow) for each in PLUGINS]
+)
 def test_experts_move_and_the_model_stays(plugin: str, tmp_path: Path) -> None:
     run_processes(train_while_experts_move, 4 if "copies" in plugin else 2, plugin, tmp_path / "model.safetensors")
 

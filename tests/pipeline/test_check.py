@@ -39,7 +39,7 @@ def shared_among(placement: StagePlacement) -> list[SharedParameter]:
 
 def cases() -> list[Any]:
     return [
-        pytest.param(style, size, marks=pytest.mark.slow if size > 6 else ()) for style in SCHEDULES for size in RANKS
+        pytest.param(style, size, marks=pytest.mark.slow if size > 4 else ()) for style in SCHEDULES for size in RANKS
     ]
 
 
