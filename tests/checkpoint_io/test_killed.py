@@ -29,10 +29,9 @@ def test_killed_at_random_times(kind: str, tmp_path: Path) -> None:
     assert kill(kind, "random", str(kills), tmp_path) == f"{kind}: {kills} kills, 0 lost checkpoints\n"
 
 
+@pytest.mark.slow
 @pytest.mark.chosen
-@pytest.mark.parametrize(
-    "kind", [kind if kind == "file" else pytest.param(kind, marks=pytest.mark.slow) for kind in KINDS]
-)
+@pytest.mark.parametrize("kind", KINDS)
 def test_killed_at_what_is_done_to_the_file_system(kind: str, tmp_path: Path) -> None:
     """At everything, or at every fourth thing from one of the first four on."""
     (first,) = (1,) if ALL else chosen(range(1, STRIDE + 1), 1, kind)

@@ -14,6 +14,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from colossal.testing import run_processes
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 COMMON = ["--smoke", "--precision", "fp32", "--steps", "10", "--eval-every", "0", "--save-every", "0"]
 CASES = {
@@ -86,7 +88,6 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, li
     return folder, data
 
 
-@pytest.mark.slow
 def test_every_family_learns_as_in_one_process_under_every_plugin(source, tmp_path) -> None:
     folder, data = source
     families = {name: name.partition("-")[0] for name in CASES}
@@ -103,7 +104,6 @@ def test_every_family_learns_as_in_one_process_under_every_plugin(source, tmp_pa
     assert len({event["name"] for event in json.loads(traces[1].read_text())["traceEvents"]}) > 50
 
 
-@pytest.mark.slow
 def test_a_killed_run_goes_on_under_another_plugin(source, tmp_path) -> None:
     folder, data = source
     words = [*data["bert"], "--save-every", "2", "--resume", *words_of("bert"), str(tmp_path / "run")]
@@ -115,7 +115,6 @@ def test_a_killed_run_goes_on_under_another_plugin(source, tmp_path) -> None:
     assert (tmp_path / "run" / "model" / "model.safetensors.index.json").exists()
 
 
-@pytest.mark.slow
 def test_the_saved_model_continues_text(source) -> None:
     model: Any = AutoModelForCausalLM.from_pretrained(source[0] / "gpt2" / "model")
     tokenizer: Any = AutoTokenizer.from_pretrained(source[0] / "gpt2" / "model")
