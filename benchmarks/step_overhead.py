@@ -268,7 +268,6 @@ def main() -> None:
     turns = f"{options.turns} turns of {options.steps} steps"
     print(f"{options.parameters} parameters, 2 ranks, {turns}, beside {options.beside}   (bar: {BAR})")
     clock = f"{options.clock} a step"
-    clock = f"{options.clock} a step"
     print(f"{'':18}{'Python calls':>16}{'ratio':>8}{'reads':>13}{clock:>18}   ratio (quartiles)    of least")
     with two_worlds(options.beside) as worlds:
         for name in RECIPES:

@@ -234,27 +234,36 @@ class Router(nn.Module):
             return self._route(logits, num_sequences, replay)
 
     def _route(self, logits: torch.Tensor, num_sequences: int, replay: torch.Tensor | None) -> Routing:
-        scores = logits.softmax(1) if self.scores == "softmax" else logits.sigmoid()
+        losses = self.losses
+        # a softmax over the chosen alone is that over all, divided by their sum
+        among_chosen = self.renormalize and self.scores == "softmax"
+        scores = logits  # which have the order of their softmax
+        if not among_chosen or losses.aux_weight or self.bias_steps is not None or self.group_limit is not None:
+            scores = logits.softmax(1) if self.scores == "softmax" else logits.sigmoid()
         chosen, kept = self._choose(scores.detach()) if replay is None else self._replay(replay, len(logits))
-        weights = scores.gather(1, chosen)
-        if self.renormalize:
+        weights = (logits if among_chosen else scores).gather(1, chosen)
+        if among_chosen:
+            weights = weights.softmax(1)
+        elif self.renormalize:
             weights = weights / weights.sum(1, keepdim=True).clamp_min(torch.finfo(weights.dtype).tiny)
-        weights = weights * self.scale
+        if self.scale != 1:
+            weights = weights * self.scale
         if kept is not None:
             weights = weights * kept
         counts = torch.zeros(num_sequences, self.num_experts, dtype=torch.int64, device=chosen.device)
         of_sequences = chosen.reshape(num_sequences, -1)
-        counts = counts.scatter_add(1, of_sequences, torch.ones_like(of_sequences))
+        counts.scatter_add_(1, of_sequences, torch.ones_like(of_sequences))
         total = counts.sum(0)
         if self.bias_steps is not None and self.training and weights.requires_grad:
             # A layer that activation checkpointing computes again runs one backward pass, as any other.
             weights.register_hook(lambda _: self._count(total))
-        zero, losses = logits.new_zeros(()), self.losses
+        zero = logits.new_zeros(())
         aux_loss = self._aux_loss(scores, counts) if losses.aux_weight else zero
         z_loss = logits.logsumexp(1).square().sum() / max(len(logits), 1) if losses.z_weight else zero
         if losses.z_weight and self._are_tokens_sharded and self.mesh is not None:
             z_loss = comm.reduce(z_loss / self.mesh.size("tp"), "tp", self.mesh)
-        loss = losses.aux_weight * aux_loss + losses.z_weight * z_loss
+        has_loss = losses.aux_weight or losses.z_weight
+        loss = losses.aux_weight * aux_loss + losses.z_weight * z_loss if has_loss else zero
         return Routing(chosen, weights, kept, total, aux_loss, z_loss, loss)
 
     def _choose(self, scores: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:

@@ -30,6 +30,7 @@ class PassChecks:
         self._root: Any = model
         self._group, self._has_peers = mesh.group(DATA), mesh.size(DATA) > 1
         self._units: list[Any] = [*units, model]
+        self._held: list[Any] = []  # what torch holds for each parameter
         self._order: list[str] = []
         self._agreed: list[str] | None = None
         self._used: list[str] | None = None
@@ -72,7 +73,8 @@ class PassChecks:
 
     def _check_parameters(self) -> None:
         """Refuse a parameter in the place of another, which FSDP2 would put back without a word."""
-        for held in fsdp_params(self._units):
+        self._held = self._held or [*fsdp_params(self._units)]
+        for held in self._held:
             place = held._module_info  # noqa: SLF001 (torch has no public name for it)
             own = place.module._parameters.get(place.param_name)  # noqa: SLF001 (without the search of getattr)
             if own is not held.sharded_param and own is not getattr(held, "_unsharded_param", None):
