@@ -126,7 +126,7 @@ def _text(value: Any) -> str:
     if isinstance(value, list | tuple | range):
         return "[" + _join(map(_text, value)) + "]"
     if is_dataclass(value):
-        held = {field.name: getattr(value, field.name) for field in fields(value)}
+        held = {field.name: getattr(value, field.name) for field in fields(value) if field.repr}
     else:
         held = {name.lstrip("_"): each for name, each in getattr(value, "__dict__", {}).items()}
     data = {

@@ -1,7 +1,7 @@
 """An order of passes that a program gives, as a list of nodes for each rank."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import InitVar, dataclass
+from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Protocol, Self, final
 
@@ -42,17 +42,13 @@ class GivenSchedule:
 
     num_microbatches: int
     digest: str  # of the order; ranks compare fields as text, for which the order itself is too long
-    orders: InitVar[PipelineOrder]
-
-    def __post_init__(self, orders: PipelineOrder) -> None:
-        object.__setattr__(self, "_orders", orders)
+    orders: PipelineOrder = field(repr=False)
 
     def __call__(self, placement: StagePlacement, num_microbatches: int) -> PipelineOrder:
         """Give the order, for as many micro-batches as it has."""
         self.check_number(num_microbatches)
-        orders: PipelineOrder = vars(self)["_orders"]
-        assert len(orders) == placement.num_ranks
-        return orders
+        assert len(self.orders) == placement.num_ranks
+        return self.orders
 
     def check_number(self, num_microbatches: int | None) -> None:
         """Refuse another number of micro-batches, if it is known."""
