@@ -21,122 +21,26 @@ from colossal.errors import UnsupportedError
 
 _Rule = Callable[..., Any]
 
-_ELEMENTWISE = frozenset(
-    [
-        "abs",
-        "add",
-        "sub",
-        "mul",
-        "div",
-        "true_divide",
-        "neg",
-        "exp",
-        "log",
-        "sqrt",
-        "rsqrt",
-        "square",
-        "pow",
-        "sigmoid",
-        "tanh",
-        "erf",
-        "sin",
-        "cos",
-        "reciprocal",
-        "sign",
-        "floor",
-        "ceil",
-        "round",
-        "relu",
-        "gelu",
-        "silu",
-        "elu",
-        "leaky_relu",
-        "softplus",
-        "hardtanh",
-        "relu6",
-        "hardswish",
-        "mish",
-        "celu",
-        "selu",
-        "logsigmoid",
-        "clamp",
-        "maximum",
-        "minimum",
-        "where",
-        "masked_fill",
-        "lerp",
-        "addcmul",
-        "addcdiv",
-        "to",
-        "float",
-        "half",
-        "bfloat16",
-        "double",
-        "type_as",
-        "clone",
-        "contiguous",
-        "detach",
-        "alias",
-        "cpu",
-        "isnan",
-        "isfinite",
-        "nan_to_num",
-        "eq",
-        "ne",
-        "lt",
-        "le",
-        "gt",
-        "ge",
-        "__add__",
-        "__radd__",
-        "__sub__",
-        "__rsub__",
-        "__mul__",
-        "__rmul__",
-        "__truediv__",
-        "__rtruediv__",
-        "__rdiv__",
-        "__pow__",
-        "__neg__",
-        "__eq__",
-        "__ne__",
-        "__lt__",
-        "__le__",
-        "__gt__",
-        "__ge__",
-        "sgn",
-        "logical_not",
-    ]
+
+def _set_of(names: str) -> frozenset[str]:
+    return frozenset(names.split())
+
+
+_ELEMENTWISE = _set_of(
+    """
+    abs add sub mul div true_divide neg exp log sqrt rsqrt square pow sigmoid tanh erf sin cos reciprocal sign
+    floor ceil round relu gelu silu elu leaky_relu softplus hardtanh relu6 hardswish mish celu selu logsigmoid
+    clamp maximum minimum where masked_fill lerp addcmul addcdiv to float half bfloat16 double type_as clone
+    contiguous detach alias cpu isnan isfinite nan_to_num eq ne lt le gt ge __add__ __radd__ __sub__ __rsub__
+    __mul__ __rmul__ __truediv__ __rtruediv__ __rdiv__ __pow__ __neg__ __eq__ __ne__ __lt__ __le__ __gt__ __ge__
+    sgn logical_not
+    """
 )
-_ELEMENTWISE_IN_PLACE = frozenset(
-    [
-        "add_",
-        "sub_",
-        "mul_",
-        "div_",
-        "copy_",
-        "zero_",
-        "fill_",
-        "clamp_",
-        "lerp_",
-        "addcmul_",
-        "addcdiv_",
-        "sqrt_",
-        "neg_",
-        "exp_",
-        "abs_",
-        "pow_",
-        "relu_",
-        "sigmoid_",
-        "tanh_",
-        "masked_fill_",
-        "reciprocal_",
-        "square_",
-        "__iadd__",
-        "__isub__",
-        "__imul__",
-        "__itruediv__",
-    ]
+_ELEMENTWISE_IN_PLACE = _set_of(
+    """
+    add_ sub_ mul_ div_ copy_ zero_ fill_ clamp_ lerp_ addcmul_ addcdiv_ sqrt_ neg_ exp_ abs_ pow_ relu_ sigmoid_
+    tanh_ masked_fill_ reciprocal_ square_ __iadd__ __isub__ __imul__ __itruediv__
+    """
 )
 
 

@@ -1,15 +1,17 @@
 """ZeRO and Gemini by the names of their first releases, which build the parts of today."""
 
-from colossal._src.legacy.zero.gemini_names import (
+from colossal._src.legacy.zero.chunk_names import (
     ChunkManager,
     ChunkManagerSettings,
+    init_chunk_manager,
+    search_configuration_of_chunks,
+)
+from colossal._src.legacy.zero.gemini_names import (
     GeminiManager,
     MemStatsCollector,
     StatefulTensorMgr,
     ZeroDDP,
     ZeroOptimizer,
-    init_chunk_manager,
-    search_configuration_of_chunks,
 )
 from colossal._src.legacy.zero.low_level_optimizer import LowLevelZeroOptimizer
 from colossal._src.legacy.zero.sharded_model import (
