@@ -199,6 +199,25 @@ def test_a_program_forms_the_groups_of_its_own_mode_at_launch() -> None:
     assert ranks == [([0, 1], 0, 1.0), ([0, 1], 1, 1.0), ([2, 3], 0, 5.0), ([2, 3], 1, 5.0)]
 
 
+def arrange_pairs() -> list[int]:
+    if "pairs" not in ParallelMode._value2member_map_:
+        ParallelMode.PAIRS = "pairs"
+    DIST_GROUP_INITIALIZER.register_module(Pairs)
+    INITIALIZER_MAPPING["pairs"] = "Pairs"
+    gpc.load_config({"parallel": {"tensor": {"size": 2, "mode": "pairs", "own": 3}}})
+    try:
+        gpc.init_parallel_groups()
+        return gpc.get_ranks_in_group(ParallelMode("pairs"))
+    finally:
+        set_current_config(None)
+        OWN_MODES.pop("pairs", None)
+
+
+@pytest.mark.usefixtures("own_mode")
+def test_a_program_that_arranges_its_processes_itself_has_the_groups_of_its_own_mode() -> None:
+    assert run_processes(arrange_pairs, 4) == [[0, 1], [0, 1], [2, 3], [2, 3]]
+
+
 def test_a_new_mode_has_a_name_and_a_value_of_its_own() -> None:
     with pytest.raises(ValueError, match="Found DATA='other'"):
         ParallelMode.DATA = "other"

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from colossal._src.cluster.axes import AXES, Axis
 from colossal._src.cluster.backends import group_for, host_group
 from colossal._src.cluster.config import Config, current_config, read_config, set_current_config
-from colossal._src.cluster.config_mesh import OWN_MODES, form_own_modes_by, mesh_options
+from colossal._src.cluster.config_mesh import OWN_MODES, form_own_mode, form_own_modes_by, mesh_options
 from colossal._src.cluster.coordinator import DistCoordinator
 from colossal._src.cluster.launch import (
     get_default_parser,
@@ -62,6 +62,7 @@ __all__ = [
     "current_config",
     "current_mesh",
     "fake_world",
+    "form_own_mode",
     "form_own_modes_by",
     "form_world",
     "get_default_parser",

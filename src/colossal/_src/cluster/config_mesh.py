@@ -24,7 +24,7 @@ from colossal.errors import ConfigError, MeshError
 OWN_MODES: dict[str, str] = {}
 """The modes of tensor parallelism that the program has defined, and the names of the classes that form the groups."""
 
-_FORMERS: list[Callable[[Config, int], None]] = []
+_FORMERS: list[Callable[[Config, int | None], None]] = []
 
 _SEQUENCE = "sequence"
 _KEYS = ("data", "pipeline", "tensor", "sequence", "moe")
@@ -60,8 +60,10 @@ def mesh_options(config: Config, world_size: int) -> dict[str, Any]:
     return {**options, **({"ep": experts} if experts > 1 else {}), "dp_outside": True}
 
 
-def form_own_mode(config: Config, seed: int) -> None:
+def form_own_mode(config: Config, seed: int | None = None) -> None:
     """Let a mode of tensor parallelism that the program has defined form its groups, on the ambient mesh.
+
+    A seed, if there is one, is set for these groups too.
 
     Communication: what the mode does; all ranks call.
     """
@@ -72,7 +74,7 @@ def form_own_mode(config: Config, seed: int) -> None:
         _FORMERS[-1](config, seed)
 
 
-def form_own_modes_by(former: Callable[[Config, int], None]) -> None:
+def form_own_modes_by(former: Callable[[Config, int | None], None]) -> None:
     """Set what forms the groups of the program's own modes."""
     _FORMERS.append(former)
 

@@ -84,7 +84,7 @@ class ProcessGroupInitializer:
         )
 
 
-def _form(config: Config, seed: int) -> None:
+def _form(config: Config, seed: int | None) -> None:
     """Let the registered class of the config's mode form its groups."""
     tensor = cast("dict[str, Any]", config["parallel"]["tensor"])
     name = INITIALIZER_MAPPING[tensor["mode"]]
@@ -95,7 +95,8 @@ def _form(config: Config, seed: int) -> None:
     formed = make(mesh.global_rank, mesh.world_size, config, *sizes, **own).init_dist_group()
     for each in [formed] if isinstance(formed, tuple) else formed or []:
         global_context.add_group(*each)
-    global_context.set_seed(seed)
+    if seed is not None:
+        global_context.set_seed(seed)
 
 
 form_own_modes_by(_form)

@@ -13,6 +13,7 @@ from colossal._src.cluster import (
     ParallelMesh,
     current_config,
     current_mesh,
+    form_own_mode,
     launch,
     mesh_options,
     read_config,
@@ -164,7 +165,7 @@ class ParallelContext(MeshGroups):
         set_current_config(config)
 
     def init_parallel_groups(self) -> None:
-        """Arrange the processes as the config says.
+        """Arrange the processes as the config says, and form the groups of a mode of the program's own.
 
         Raises:
             ConfigError: The entry ``parallel`` is wrong.
@@ -173,6 +174,7 @@ class ParallelContext(MeshGroups):
         Communication: groups are formed; all ranks call.
         """
         set_ambient_mesh(ParallelMesh(**mesh_options(self.config, dist.get_world_size())))
+        form_own_mode(self.config)
 
     def detect_num_processes_on_current_node(self) -> int:
         """Count the processes on this host.

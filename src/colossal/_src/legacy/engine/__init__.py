@@ -11,12 +11,8 @@ from colossal._src.legacy.engine.gradient_handlers import (
 )
 from colossal._src.legacy.engine.initialize import initialize
 from colossal._src.legacy.engine.op_hooks import BaseOpHook
-from colossal._src.legacy.engine.schedules import (
-    BaseSchedule,
-    InterleavedPipelineSchedule,
-    NonPipelineSchedule,
-    PipelineSchedule,
-)
+from colossal._src.legacy.engine.pipeline_schedules import InterleavedPipelineSchedule, PipelineSchedule
+from colossal._src.legacy.engine.schedules import BaseSchedule, NonPipelineSchedule
 
 __all__ = [
     "BaseGradientHandler",

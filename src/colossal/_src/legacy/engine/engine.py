@@ -12,7 +12,8 @@ from colossal._src.interface import Criterion, OptimizerWrapper
 from colossal._src.legacy.engine.features import Features
 from colossal._src.legacy.engine.gradient_handlers import BaseGradientHandler, check_handlers
 from colossal._src.legacy.engine.op_hooks import AttachedHooks, BaseOpHook
-from colossal._src.legacy.engine.schedules import BaseSchedule, NonPipelineSchedule, PipelineSchedule
+from colossal._src.legacy.engine.pipeline_schedules import PipelineSchedule
+from colossal._src.legacy.engine.schedules import BaseSchedule, NonPipelineSchedule
 from colossal._src.legacy.notice import superseded
 from colossal.errors import ConfigError
 

@@ -28,7 +28,8 @@ from colossal._src.legacy.engine.engine import Engine
 from colossal._src.legacy.engine.features import Features
 from colossal._src.legacy.engine.gradient_handlers import build_handlers, named_handlers
 from colossal._src.legacy.engine.op_hooks import BaseOpHook
-from colossal._src.legacy.engine.schedules import InterleavedPipelineSchedule, NonPipelineSchedule, PipelineSchedule
+from colossal._src.legacy.engine.pipeline_schedules import InterleavedPipelineSchedule, PipelineSchedule
+from colossal._src.legacy.engine.schedules import NonPipelineSchedule
 from colossal._src.legacy.notice import superseded
 from colossal.errors import ConfigError
 from colossal.logging import get_dist_logger

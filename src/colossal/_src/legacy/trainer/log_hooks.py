@@ -9,7 +9,7 @@ from torch import distributed as dist
 
 from colossal._src.legacy.context import ParallelMode, global_context
 from colossal._src.legacy.registry import HOOKS
-from colossal._src.legacy.trainer.hooks import BaseHook
+from colossal._src.legacy.trainer.base_hook import BaseHook
 from colossal._src.legacy.trainer.metrics import ThroughputMetric
 from colossal._src.legacy.utils import (
     MultiTimer,

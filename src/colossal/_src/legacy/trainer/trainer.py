@@ -8,7 +8,7 @@ import torch
 
 from colossal._src.legacy.engine import BaseSchedule, Engine
 from colossal._src.legacy.notice import superseded
-from colossal._src.legacy.trainer.hooks import BaseHook
+from colossal._src.legacy.trainer.base_hook import BaseHook
 from colossal._src.legacy.trainer.metrics import Metric
 from colossal._src.legacy.utils import MultiTimer, is_dp_rank_0, is_no_pp_or_last_stage, is_tp_rank_0
 from colossal.errors import ConfigError, UnsupportedError
