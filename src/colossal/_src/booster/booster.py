@@ -249,12 +249,13 @@ class Booster(CheckpointMixin, LoraMixin, SamplesMixin):
             groups = [] if mesh is None else [mesh.group(axis) for axis in axes if mesh.size(axis) > 1]
             optimizer.refuse_nonfinite(NonFiniteCheck(groups, self._accelerator.get_current_device()))
 
-    def backward(self, loss: torch.Tensor, optimizer: OptimizerWrapper) -> None:
+    def backward(self, loss: torch.Tensor, optimizer: OptimizerWrapper, *, retain_graph: bool = False) -> None:
         """Compute the gradients of a loss: what ``loss.backward()`` is in a single process.
 
         Args:
             loss: A scalar.
             optimizer: The boosted optimizer.
+            retain_graph: Keep the graph for another loss of the same outputs.
 
         Raises:
             ConfigError: The optimizer is not boosted.
@@ -266,7 +267,7 @@ class Booster(CheckpointMixin, LoraMixin, SamplesMixin):
                 f"backward needs the optimizer that boost returned. Found {type(optimizer).__name__}. "
                 "Write: model, optimizer, *_ = booster.boost(model, optimizer)."
             )
-        optimizer.backward(loss)
+        optimizer.backward(loss, retain_graph=retain_graph)
 
     def no_sync(
         self, model: nn.Module | None = None, optimizer: OptimizerWrapper | None = None

@@ -35,7 +35,10 @@ def draw_number(buffer: torch.Tensor | None = None) -> int:
     """Draw from torch's own generator what a stream begins with; a buffer of the caller saves most of the time."""
     drawn = torch.empty((), dtype=torch.int64, device="cpu") if buffer is None else buffer
     # a number on the CPU never waits for a device, but what counts such waits cannot tell it from others by `item`
-    return int(drawn.random_(_NUMBERS).numpy())
+    inside: Any = torch
+    # under torch.func it would be an operation of the function that is transformed
+    with inside._C._DisableFuncTorch():  # noqa: SLF001 (it has no public name)
+        return int(drawn.random_(_NUMBERS).numpy())
 
 
 @final

@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from colossal._src.interface.gradient_checks import (
         check_dense_gradients,
         check_equal_rounding,
+        check_equal_writes,
         check_unwritten_weights,
     )
     from colossal._src.interface.keywords import Clipping, Keywords, check_known, keywords_for, refuse_unsupported
@@ -60,6 +61,7 @@ _MODULE_OF = {
     "TokenWeighting": "colossal._src.interface.token_weighting",
     "check_dense_gradients": "colossal._src.interface.gradient_checks",
     "check_equal_rounding": "colossal._src.interface.gradient_checks",
+    "check_equal_writes": "colossal._src.interface.gradient_checks",
     "check_known": "colossal._src.interface.keywords",
     "check_unwritten_weights": "colossal._src.interface.gradient_checks",
     "full_items": "colossal._src.interface.full_state_dict",
@@ -97,6 +99,7 @@ __all__ = [
     "active_adapter",
     "check_dense_gradients",
     "check_equal_rounding",
+    "check_equal_writes",
     "check_known",
     "check_optimizer",
     "check_unwritten_weights",

@@ -47,5 +47,23 @@ def check_unwritten_weights(model: nn.Module, gatherer: str) -> None:
             raise UnsupportedError(
                 f"{gatherer} frees the full parameters after a forward pass, with what the pass wrote into them. Found "
                 f"max_norm={module.max_norm} in {name or type(module).__name__}, which scales rows of its weight in "
-                "each pass. Leave it out, or take TorchDDPPlugin or LowLevelZeroPlugin."
+                "each pass. Leave it out, and take TorchDDPPlugin or LowLevelZeroPlugin, under which a program can "
+                f"scale them after each step: {_renorm(module)}."
             )
+
+
+def check_equal_writes(model: nn.Module) -> None:
+    """Reject embeddings that write the rows of their weight that a rank reads, where other ranks read others."""
+    for name, module in model.named_modules():
+        is_embedding = isinstance(module, nn.Embedding | nn.EmbeddingBag)
+        if is_embedding and module.max_norm is not None and module.weight.requires_grad:
+            raise UnsupportedError(
+                "Replicas of a parameter are the same on all ranks. Found "
+                f"max_norm={module.max_norm} in {name or type(module).__name__}, which in each pass scales the rows of "
+                "its weight that the samples of this rank use. Leave it out, and scale all rows after each step: "
+                f"{_renorm(module)}."
+            )
+
+
+def _renorm(module: nn.Embedding | nn.EmbeddingBag) -> str:
+    return f"with torch.no_grad(): weight.renorm_({module.norm_type:g}, 0, {module.max_norm})"

@@ -17,7 +17,7 @@ from colossal._src.interface.adapter_names import is_peft_model, model_without_a
 from colossal._src.interface.copies import copy_module, refuse_copy
 from colossal._src.interface.full_spec import full_spec_of
 from colossal._src.interface.guarded_params import is_program
-from colossal._src.interface.refusal import refusal_of
+from colossal._src.interface.refusal import explain_transform, refusal_of
 from colossal._src.tensor import backing_shard, grad_of, is_dtensor, set_grad
 from colossal.errors import ConfigError, UnsupportedError
 
@@ -170,6 +170,9 @@ class ModelWrapper(nn.Module):
         before = streams.begin()
         try:
             return self._run(*args, **kwargs)
+        except RuntimeError as error:
+            explain_transform(error)
+            raise
         finally:
             streams.end(before)
 

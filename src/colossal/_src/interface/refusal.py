@@ -3,9 +3,10 @@
 from collections.abc import Iterable
 from typing import Any, NoReturn, final
 
+import torch
 from torch import nn
 
-from colossal.errors import UnsupportedError
+from colossal.errors import ColossalError, UnsupportedError
 
 SAVE_AND_GENERATE = (
     "Save it by booster.save_model(model, directory, shard=True, use_safetensors=True), and generate with what "
@@ -50,3 +51,22 @@ def lift_refusals(model: nn.Module) -> None:
     for module in model.modules():
         for name in [name for name, value in vars(module).items() if isinstance(value, Refusal)]:
             del vars(module)[name]
+
+
+def explain_transform(error: RuntimeError) -> None:
+    """Say what to do about an error of a forward pass that torch.func transforms, where the plugin communicates.
+
+    Raises:
+        UnsupportedError: It does, and the error is not one of this library.
+    """
+    inside: Any = torch
+    stack = inside._C._functorch.peek_interpreter_stack()  # noqa: SLF001 (it has no public name)
+    if stack is None or isinstance(error, ColossalError):
+        return
+    raise UnsupportedError(
+        "torch.func transforms what a model computes, and not what its ranks send. Found a forward pass of a boosted "
+        "model in a function that torch.func transforms, such as by jacrev or jvp, which ended in an error: "
+        f"{str(error).partition(chr(10))[0]}. Under TorchDDPPlugin and LowLevelZeroPlugin transform the model that was "
+        "boosted, as torch.func.jacrev(model.unwrap()), and call booster.backward(loss, optimizer), which reduces the "
+        "gradients of parameters."
+    ) from error

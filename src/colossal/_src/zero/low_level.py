@@ -18,6 +18,7 @@ from colossal._src.interface import (
     Peers,
     check_dense_gradients,
     check_equal_rounding,
+    check_equal_writes,
     check_optimizer,
     has_master_weight,
 )
@@ -71,6 +72,8 @@ def shard_optimizer(
     # a plan is made on a fake process group, with parameters on the meta device
     _check_model(model, optimizer, config, needs_values=dist.get_backend() != "fake")
     names = param_names or {parameter: name for name, parameter in model.named_parameters()}
+    if any(partition_of(each).world_size > 1 for each in model.parameters()):
+        check_equal_writes(model)
     shards = ZeroShards(optimizer, model.parameters(), partition_of, config)
     if config.overlap_allgather:
         wait_before_use(model, units, shards)

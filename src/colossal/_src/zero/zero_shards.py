@@ -20,6 +20,7 @@ from colossal._src.zero.buffer_pool import BufferPool
 from colossal._src.zero.flat_parameters import FlatParameters
 from colossal._src.zero.reducer import Reducer
 from colossal._src.zero.zero_config import ZeroConfig
+from colossal.errors import ConfigError
 
 
 def _shard_like(value: torch.Tensor, shard: nn.Parameter) -> torch.Tensor:
@@ -118,6 +119,7 @@ class ZeroShards(MasterParams):
         waiting = [bucket.take_assigned() or bucket.is_waiting for bucket in self.buckets]
         if self._num_pulled == self._reducer.num_changes and not any(waiting):
             return
+        self._check_kept()
         # a bucket that any rank has to reduce is reduced by all: else that rank would wait for the others forever
         self._used, waiting = self._agree(waiting)
         self._reducer.reduce([bucket for bucket, is_waiting in zip(self.buckets, waiting, strict=True) if is_waiting])
@@ -127,6 +129,20 @@ class ZeroShards(MasterParams):
                     # for a zero gradient an optimizer would still decay weights and moments; for none it does nothing
                     set_grad(shard, grad if is_used else None)
         self._num_pulled = self._reducer.num_changes
+
+    def _check_kept(self) -> None:
+        """Refuse to add to gradients that the program discarded where they are handed out, and not where they are."""
+        handed = zip(self.buckets, self._used, strict=False) if self._num_pulled is not None else ()
+        shards = [
+            shard for bucket, used in handed for shard, is_used in zip(bucket.shards, used, strict=True) if is_used
+        ]
+        if any(grad_of(shard) is None for shard in shards):
+            raise ConfigError(
+                "Buckets hold the gradients, of which the boosted optimizer has views, until its zero_grad(). Found "
+                "that .grad is None of what it updates, after a step, and gradients of another backward pass, which "
+                "would be added to those before. Discard gradients by zero_grad() of the boosted optimizer or model, "
+                "also where another optimizer or a scheduler is built around it."
+            )
 
     def copy_params_from_masters(self) -> None:
         """Gather the updated parameters from the ranks that own them.

@@ -11,9 +11,10 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
 
 from colossal._src.booster.plugin.replica_sync import HookedAverager
-from colossal._src.comm import all_reduce_over
+from colossal._src.comm import all_reduce_over, equal_on_all_ranks, int64_digest
 from colossal._src.interface import ModelWrapper, OptimizerWrapper, prepare_passes, unwrap_model
 from colossal._src.tensor import grad_of, set_grad
 from colossal.errors import CommunicationError, ConfigError, UnsupportedError
@@ -49,7 +50,7 @@ class ReplicatedModel:
         self._trained = list(map(_requires_grad, self._parameters))
         # of what does not train, `DistributedDataParallel` has nothing to reduce, and refuses it
         self._ddp = replicate(model) if any(self._trained) else None
-        self._is_prepared = self._is_expected = self._has_pass = self._has_grad = False
+        self._is_prepared = self._is_expected = self._has_pass = self._has_grad = self._is_accumulating = False
         self._refuses_graphs: set[torch.Tensor] = set()
         self._watch()
 
@@ -110,13 +111,13 @@ class ReplicatedModel:
         if self._ddp.require_backward_grad_sync and not self._is_prepared:  # what a forward pass does
             self._ddp.reducer._rebuild_buckets()  # noqa: SLF001 (it has no public name)
             self._ddp.reducer.prepare_for_backward([loss] if self._ddp.find_unused_parameters else [])
-        self._has_pass = True
+        self._has_pass, self._is_accumulating = True, not self._ddp.require_backward_grad_sync
         # also inside of no_sync: what a forward pass outside has prepared is reduced by any backward pass
         self._is_prepared, self._is_expected = False, True
 
     def _reset(self) -> None:
         """Discard what a backward pass left that an exception ended, so that the next batch can follow."""
-        self._has_pass = self._has_grad = False
+        self._has_pass = self._has_grad = self._is_accumulating = False
         if self._ddp is not None and not self._is_reduced():
             self._ddp.reducer._reset_state()  # noqa: SLF001 (torch has no public name for it)
 
@@ -155,9 +156,14 @@ class ReplicatedModel:
             return False
         return True
 
-    def check_reduced(self) -> None:
+    def check_reduced(self, optimizer: Optimizer) -> None:
         """Refuse a step by gradients that still are those of this rank, as others of their bucket never came."""
-        if self._ddp is None or self._is_reduced() or dist.get_world_size(self._ddp.process_group) == 1:
+        is_accumulating, self._is_accumulating = self._is_accumulating, False
+        if self._ddp is None or dist.get_world_size(self._ddp.process_group) == 1:
+            return
+        if is_accumulating:
+            self._check_equal_grads(optimizer)
+        if self._is_reduced():
             return
         names = {parameter: name for name, parameter in unwrap_model(self._model).named_parameters()}
         unused = [names.get(each, "one") for each in self._parameters if each.requires_grad and each.grad is None]
@@ -167,12 +173,28 @@ class ReplicatedModel:
             f"{_UNUSED}, or freeze what does not train by requires_grad_(False)."
         )
 
+    def _check_equal_grads(self, optimizer: Optimizer) -> None:
+        """Refuse a step by gradients that `no_sync` accumulated, unless the program has reduced them itself.
+
+        Communication: all_reduce, dp, 16 bytes; not counted.
+        """
+        ddp: Any = self._ddp
+        held = [each for group in optimizer.param_groups for each in group["params"]]  # may be master weights
+        grads = [grad.to_dense() if grad.is_sparse else grad for grad in map(grad_of, held) if grad is not None]
+        if not all(equal_on_all_ranks([int64_digest(*grads)], [ddp.process_group])):
+            raise ConfigError(
+                "A step needs gradients that are averaged over the ranks. Found some that were accumulated inside of "
+                "no_sync and not averaged since. Run the last backward pass before a step outside of no_sync, or call "
+                "zero_grad() to discard them."
+            )
+
     def on_grad(self) -> None:
         """Refuse a gradient of a pass that nothing reduces."""
         is_expected, self._is_expected, self._has_grad = self._is_expected, False, True
         # in a static graph, a parameter of several checkpointed layers gets several gradients in one pass
         if self._ddp is None:
             return
+        self._is_accumulating = not self._ddp.require_backward_grad_sync
         if self._ddp.require_backward_grad_sync and not is_expected and not self._ddp.static_graph:
             raise ConfigError(
                 "Gradients of a replicated model are reduced over ranks in one backward pass for each forward pass of "
@@ -210,9 +232,9 @@ def _refuse_graph(_parameter: torch.Tensor) -> None:
         )
 
 
-def _step_hook(model: "ref[ReplicatedModel]", *_step: Any) -> None:
+def _step_hook(model: "ref[ReplicatedModel]", optimizer: Optimizer, *_step: Any) -> None:
     if (found := model()) is not None:
-        found.check_reduced()
+        found.check_reduced(optimizer)
 
 
 def _check_hook(model: "ref[ReplicatedModel]") -> None:

@@ -17,7 +17,7 @@ from colossal._src.booster.plugin.ddp.ddp_comm_hooks import count_reductions, fp
 from colossal._src.booster.plugin.ddp.replicated_model import ReplicatedModel
 from colossal._src.booster.plugin.replica_sync import HookedAverager
 from colossal._src.cluster import ParallelMesh, current_mesh
-from colossal._src.interface import Boosted, Capabilities, Parts, check_equal_rounding, unwrap_model
+from colossal._src.interface import Boosted, Capabilities, Parts, check_equal_rounding, check_equal_writes, unwrap_model
 from colossal._src.tensor import DATA, Replicas, broadcast_values, replicas_of
 from colossal.errors import ConfigError
 
@@ -54,6 +54,8 @@ class DDPConfig:
 
     def replicate(self, model: nn.Module, mesh: ParallelMesh) -> ReplicatedModel:
         """Average the gradients of a model over ranks: `DistributedDataParallel` does where all have the parameter."""
+        if mesh.size(DATA) > 1:
+            check_equal_writes(unwrap_model(model))
         over_dp, ignored = Replicas(mesh), _find_ignored(model)
         others = [each for each in model.parameters() if each not in ignored and replicas_of(each, mesh) != over_dp]
         left_out = {*ignored, *others}

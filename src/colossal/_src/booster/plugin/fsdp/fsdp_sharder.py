@@ -86,6 +86,7 @@ class FSDPSharder:
         model.register_forward_hook(self._reshard_after_eval)
         self._passes = PassChecks(model, units, self._mesh)
         self._guard(model, optimizer)
+        self.average_assigned()  # those of a backward pass before boost
         if optimizer is not None:
             disable_foreach_for_mixed_groups(optimizer)
             optimizer.register_step_pre_hook(self._before_step)
@@ -191,6 +192,8 @@ class FSDPSharder:
             parts = dict(module.named_parameters(remove_duplicate=False))
             for name, parameter in full.items():
                 carry_over_attributes(parameter, parts[name])
+                if (grad := grad_of(parameter)) is not None:
+                    set_grad(parts[name], grad)
             if optimizer is not None:
                 rebind_param_groups(optimizer, {each: parts[name] for name, each in full.items()}, shard_like)
         self._modules = modules

@@ -1,0 +1,250 @@
+"""Loops that users write around a step: equal to those of one process, or refused with what to do."""
+
+import re
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from typing import Any
+
+import pytest
+import torch
+from plugins import plugins
+from small_models import BATCHES, net
+from torch import distributed as dist
+from torch import nn
+
+from colossal.booster import Booster
+from colossal.errors import ColossalError
+from colossal.testing import reuse_processes, run_processes
+
+PLUGINS = plugins("DDP", "FSDP", "ZeRO-1", "ZeRO-2", "Gemini", "Hybrid", "Hybrid with ZeRO-1")
+SHARDED = ("ZeRO-1", "ZeRO-2", "Gemini", "Hybrid with ZeRO-1")
+REPLICATED = ("DDP", "Hybrid")
+SLOW = ("ZeRO-2", "Hybrid", "Hybrid with ZeRO-1")  # whose parts the others have
+IDS = (torch.arange(24) * 7 % 10).view(3, 8)
+Values = Mapping[str, torch.Tensor]
+
+
+class Loop:
+    """What a program has: a booster, or in one process none, and its part of a batch."""
+
+    def __init__(self, plugin: str | None) -> None:
+        self.booster = None if plugin is None else Booster(device="cpu", plugin=PLUGINS[plugin]())
+        self.rank, self.size = (0, 1) if plugin is None else (dist.get_rank(), dist.get_world_size())
+
+    def boost(self, model: Any, optimizer: Any) -> tuple[Any, Any]:
+        return (model, optimizer) if self.booster is None else self.booster.boost(model, optimizer)[:2]
+
+    def start(self, **options: Any) -> tuple[Any, Any]:
+        model = net("")
+        return self.boost(model, torch.optim.SGD(model.parameters(), lr=0.3, **({"momentum": 0.9} | options)))
+
+    def own(self, batch: torch.Tensor) -> torch.Tensor:
+        return batch.chunk(self.size)[self.rank].clone()
+
+    def backward(self, loss: torch.Tensor, optimizer: Any, **options: Any) -> None:
+        loss.backward(**options) if self.booster is None else self.booster.backward(loss, optimizer, **options)
+
+    def no_sync(self, model: Any) -> Any:
+        return nullcontext() if self.booster is None else self.booster.no_sync(model)
+
+    def original(self, model: Any) -> Any:
+        return model if self.booster is None else model.unwrap()
+
+    def values(self, model: Any) -> Values:
+        state = model.state_dict() if self.booster is None else model.state_dict(only_rank_0=False)
+        return {name: each.detach().clone() for name, each in state.items()}
+
+
+def leave_over(loop: Loop) -> Values:
+    """Two batches make a step; the third is left inside of no_sync when the loop ends."""
+    model, optimizer = loop.start()
+    for number in range(3):
+        with nullcontext() if number % 2 else loop.no_sync(model):
+            loop.backward(model(loop.own(BATCHES[number])).square().mean() / 2, optimizer)
+        if number % 2:
+            optimizer.step()
+            optimizer.zero_grad()
+    optimizer.step()
+    return loop.values(model)
+
+
+def discard_left_over(loop: Loop) -> Values:
+    model, optimizer = loop.start()
+    for number in range(3):
+        with nullcontext() if number % 2 == 0 else loop.no_sync(model):
+            loop.backward(model(loop.own(BATCHES[number])).square().mean(), optimizer)
+        if number % 2 == 0:
+            optimizer.step()
+        optimizer.zero_grad()
+    optimizer.step()
+    return loop.values(model)
+
+
+def average_by_hand(loop: Loop) -> Values:
+    """The program reduces gradients by itself, of passes inside of no_sync."""
+    model, optimizer = loop.start()
+    for batch in BATCHES:
+        with loop.no_sync(model):
+            loop.backward(model(loop.own(batch)).square().mean(), optimizer)
+        for parameter in model.parameters() if loop.booster is not None else ():
+            dist.all_reduce(parameter.grad)
+            parameter.grad /= loop.size
+        optimizer.step()
+        optimizer.zero_grad()
+    return loop.values(model)
+
+
+class Lookahead(torch.optim.Optimizer):
+    """An optimizer around another one, whose zero_grad is torch's."""
+
+    def __init__(self, inner: Any) -> None:
+        super().__init__(inner.param_groups, {})
+        self.inner, self.param_groups = inner, inner.param_groups
+
+    def step(self, closure: Any = None) -> Any:
+        return self.inner.step(closure)
+
+
+def wrap_optimizer(loop: Loop) -> Values:
+    model, optimizer = loop.start()
+    outer = Lookahead(optimizer)
+    for batch in BATCHES:
+        loop.backward(model(loop.own(batch)).square().mean(), optimizer)
+        outer.step()
+        outer.zero_grad()
+    return loop.values(model)
+
+
+def begin_with_gradients(loop: Loop) -> Values:
+    """A backward pass before boost, of this rank's samples; the first step adds its gradients."""
+    model = net("")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.3)
+    model(loop.own(BATCHES[0])).square().mean().backward()
+    model, optimizer = loop.boost(model, optimizer)
+    loop.backward(model(loop.own(BATCHES[1])).square().mean(), optimizer)
+    optimizer.step()
+    optimizer.zero_grad()
+    return loop.values(model)
+
+
+def keep_graph(loop: Loop) -> Values:
+    model, optimizer = loop.start()
+    for batch in BATCHES:
+        outputs = model(loop.own(batch))
+        loop.backward(outputs.square().mean(), optimizer, retain_graph=True)
+        loop.backward(outputs.abs().mean(), optimizer)
+        optimizer.step()
+        optimizer.zero_grad()
+    return loop.values(model)
+
+
+def _jacobian(loop: Loop, of: Callable[[Loop, Any], Any]) -> Values:
+    model, optimizer = loop.start()
+    for batch in BATCHES[:2]:
+        own = loop.own(batch)
+        jacobian = torch.func.vmap(torch.func.jacrev(of(loop, model)))(own)
+        loop.backward(jacobian.square().mean() + model(own).square().mean(), optimizer)
+        optimizer.step()
+        optimizer.zero_grad()
+    return loop.values(model)
+
+
+def transform(loop: Loop) -> Values:
+    return _jacobian(loop, lambda _, model: model)
+
+
+def transform_original(loop: Loop) -> Values:
+    return _jacobian(loop, Loop.original)
+
+
+def map_samples(loop: Loop) -> Values:
+    model, optimizer = loop.start()
+    loop.backward(torch.func.vmap(model)(loop.own(BATCHES[0])).square().mean(), optimizer)
+    optimizer.step()
+    return loop.values(model)
+
+
+def _embed(loop: Loop, *, max_norm: float | None, trains: bool = True) -> tuple[Any, Callable[[], None]]:
+    torch.manual_seed(0)
+    model: Any = nn.Sequential(nn.Embedding(10, 6, max_norm=max_norm), nn.Linear(6, 2)).double()
+    model[0].requires_grad_(trains)
+    model, optimizer = loop.boost(model, torch.optim.SGD(model.parameters(), lr=0.3))
+
+    def train() -> None:
+        for ids in IDS:
+            loop.backward(model(loop.own(ids)).square().mean(), optimizer)
+            optimizer.step()
+            optimizer.zero_grad()
+            if max_norm is None:
+                with torch.no_grad():
+                    loop.original(model)[0].weight.renorm_(2, 0, 0.5)
+
+    return model, train
+
+
+def scale_read_rows(loop: Loop) -> Values:
+    model, train = _embed(loop, max_norm=0.5)
+    train()
+    return loop.values(model)
+
+
+def scale_frozen_rows(loop: Loop) -> Values:
+    model, train = _embed(loop, max_norm=0.5, trains=False)
+    train()
+    return {name: each for name, each in loop.values(model).items() if not name.startswith("0.")}
+
+
+def scale_all_rows(loop: Loop) -> Values:
+    model, train = _embed(loop, max_norm=None)
+    train()
+    return loop.values(model)
+
+
+GATHERED = ("FSDP", "Gemini")
+# what each plugin refuses, and what the error says to do
+REFUSED: dict[Callable[[Loop], Values], dict[str, str]] = {
+    leave_over: dict.fromkeys((*REPLICATED, "FSDP"), "outside of no_sync"),
+    discard_left_over: {},
+    average_by_hand: {"ZeRO-2": "holds its gradient", "Gemini": "holds its gradient", "FSDP": ""},
+    wrap_optimizer: dict.fromkeys(SHARDED, "Discard gradients by zero_grad"),
+    begin_with_gradients: {},
+    keep_graph: {},
+    transform: dict.fromkeys(("DDP", "Hybrid", "FSDP", "Gemini"), r"jacrev\(model.unwrap"),
+    transform_original: {"FSDP": "", "Gemini": "Between passes"},
+    map_samples: {},
+    scale_read_rows: dict.fromkeys((*REPLICATED, *SHARDED, "FSDP"), r"weight.renorm_\(2, 0, 0.5\)"),
+    scale_frozen_rows: dict.fromkeys(GATHERED, r"weight.renorm_\(2, 0, 0.5\)"),
+    scale_all_rows: {"Gemini": "Between passes"},
+}
+
+
+def train_all(plugin: str) -> list[Values | str]:
+    """Run the programs whose result is known, in one world."""
+    return [_result_of(program, plugin) for program, refused in REFUSED.items() if refused.get(plugin) != ""]
+
+
+def _result_of(program: Callable[[Loop], Values], plugin: str) -> Values | str:
+    try:
+        return program(Loop(plugin))
+    except ColossalError as error:
+        return str(error)
+
+
+@pytest.mark.parametrize(
+    "plugin", [pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name for name in PLUGINS]
+)
+def test_loops_train_as_in_one_process_or_are_refused(plugin: str) -> None:
+    with reuse_processes():
+        ranks = run_processes(train_all, 2, plugin)
+    programs = [program for program, refused in REFUSED.items() if refused.get(plugin) != ""]
+    for results in ranks:
+        for program, result in zip(programs, results, strict=True):
+            if wanted := REFUSED[program].get(plugin):
+                assert isinstance(result, str), f"{program.__name__} is not refused"
+                assert re.search(wanted, result), f"{program.__name__}: {result}"
+                continue
+            assert not isinstance(result, str), f"{program.__name__}: {result}"
+            for name, value in program(Loop(None)).items():
+                torch.testing.assert_close(
+                    result[name], value, rtol=1e-8, atol=1e-12, msg=lambda text, at=program: f"{at.__name__}: {text}"
+                )
