@@ -19,8 +19,9 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from colossal._src.testing.limits import scaled
 from colossal.booster import Booster
 from colossal.booster.plugin import GeminiPlugin, LowLevelZeroPlugin
+from colossal.errors import UnsupportedError
 from colossal.nn.optimizer import HybridAdam
-from colossal.testing import run_processes
+from colossal.testing import fake_world, run_processes
 
 CASES = plugins("DDP", "ZeRO-1", "ZeRO-2", "Gemini", "tp2", "pp2")
 SLOW: dict[str, Callable[..., Any]] = {
@@ -81,3 +82,13 @@ def left_by(plugin: str) -> dict[str, set[str]]:
 def test_a_model_that_is_deleted_is_freed_at_once(plugin: str) -> None:
     # not in threads: another rank may still hold what it has read in a collective
     assert run_processes(left_by, 2, plugin) == [{kind: set() for kind in OPTIMIZERS}] * 2
+
+
+def test_a_parameter_that_outlives_its_model_says_so() -> None:
+    with fake_world(1):
+        model = tied_model()
+        boosted, *_ = Booster(device="cpu", plugin=GeminiPlugin(precision="fp32")).boost(model)
+        weight: Any = boosted.unwrap().get_submodule("model.norm").weight
+        del model, boosted
+        with pytest.raises(UnsupportedError, match="after that model was freed. Keep what boost returned"):
+            weight.sum()

@@ -12,6 +12,7 @@ from plugins import plugins
 from torch import distributed as dist
 
 from colossal.booster import Booster
+from colossal.booster.plugin import HybridParallelPlugin
 from colossal.errors import ConfigError, UnsupportedError
 from colossal.inference import (
     InferenceConfig,
@@ -165,6 +166,12 @@ def test_what_cannot_be_compared() -> None:
         logprob_gap(outputs, [torch.zeros(2)])
     with pytest.raises(ConfigError, match="Found none"):
         output_logprobs(model, [])
+    with fake_world(2):
+        staged, *_ = Booster(device="cpu", plugin=HybridParallelPlugin(1, 2, num_microbatches=1)).boost(
+            build_decoder("llama")
+        )
+        with pytest.raises(UnsupportedError, match=r"in pipeline stages.*booster\.execute_pipeline"):
+            output_logprobs(staged, outputs)
     bloom = build_decoder("bloom")
     with batch_invariant(), pytest.raises(UnsupportedError, match="attn_implementation='sdpa'"):
         bloom(input_ids=torch.tensor([[5, 6]]))

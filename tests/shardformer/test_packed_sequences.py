@@ -9,6 +9,7 @@ from families import LENGTH, build, inputs_of
 from colossal.booster import Booster
 from colossal.booster.plugin import HybridParallelPlugin
 from colossal.cluster import ParallelMesh
+from colossal.errors import UnsupportedError
 from colossal.shardformer import ShardConfig, ShardFormer
 from colossal.testing import run_processes
 
@@ -59,3 +60,38 @@ def test_equal_to_one_process(name: str) -> None:
         for way, found in rank.items():
             for case, loss in found.items():
                 assert loss.item() == pytest.approx(expected[case].item(), rel=1e-6), (way, case)
+
+
+def losses_with_given_mask(is_boolean: bool) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for mode in ("all_to_all", "ring_attn"):
+        with ParallelMesh(sp=2) as mesh:
+            former = ShardFormer(ShardConfig(mesh, enable_sequence_parallelism=True, sequence_parallelism_mode=mode))
+            model, _ = former.optimize(build("llama"))
+            try:
+                loss = model(**inputs_with_mask(is_boolean)).loss
+                loss.backward()
+                found[mode] = loss.detach()
+            except UnsupportedError as error:
+                found[mode] = str(error)
+    return found
+
+
+def inputs_with_mask(is_boolean: bool) -> dict[str, torch.Tensor]:
+    """Two sequences in a row, in a mask of all queries and keys, which the second row has in other places."""
+    starts = torch.tensor([[5], [7]])
+    parts = (torch.arange(LENGTH) >= starts).long()
+    seen = (parts[:, :, None] == parts[:, None]) & torch.ones(LENGTH, LENGTH).tril().bool()
+    mask = seen[:, None] if is_boolean else torch.where(seen, 0.0, -torch.inf).double()[:, None]
+    return inputs_of("llama") | {"attention_mask": mask}
+
+
+def test_masks_of_all_queries_and_keys() -> None:
+    expected = build("llama")(**inputs_with_mask(True)).loss.detach()
+    assert not torch.isclose(expected, build("llama")(**inputs_of("llama")).loss.detach())
+    for rank in run_processes(losses_with_given_mask, 2, True):
+        for mode, loss in rank.items():
+            assert isinstance(loss, torch.Tensor), f"{mode}: {loss}"
+            torch.testing.assert_close(loss, expected, rtol=1e-6, atol=0, msg=mode)
+    for rank in run_processes(losses_with_given_mask, 2, False):
+        assert "Pass booleans" in rank["ring_attn"]

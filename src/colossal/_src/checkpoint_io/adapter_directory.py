@@ -10,7 +10,7 @@ from colossal._src.checkpoint_io import model_config
 from colossal._src.checkpoint_io.index_and_names import ADAPTER_WEIGHTS_FILES
 from colossal._src.checkpoint_io.staging import Staging, prepare_directory
 from colossal._src.interface import AdapterNames, full_spec_of, is_peft_model, unwrap_model
-from colossal.errors import CheckpointError, ConfigError
+from colossal.errors import CheckpointError, ConfigError, UnsupportedError
 
 if TYPE_CHECKING:
     from peft import PeftModel
@@ -22,6 +22,7 @@ class AdapterDirectory:
 
     Raises:
         ConfigError: The model has no adapters.
+        UnsupportedError: It has prompts of peft instead.
     """
 
     def __init__(self, model: nn.Module, path: Path, use_safetensors: bool) -> None:
@@ -61,6 +62,12 @@ def adapters_of(model: nn.Module) -> "tuple[nn.Module, PeftModel]":
             f"save_lora_as_pretrained needs a model with adapters. Found {type(found).__name__} without any. "
             "Call booster.enable_lora(model, lora_config=...) before boost."
         )
+    if roots[0].active_peft_config.is_prompt_learning:
+        raise UnsupportedError(
+            "save_lora_as_pretrained writes the adapters of layers. Found a model of peft with "
+            f"{type(roots[0].active_peft_config).__name__}, which trains prompts. Save it by booster.save_model, which "
+            "has them as well, or train adapters: LoraConfig of peft."
+        )
     trees: list[Any] = [adapter_tree(root) for root in roots]
     tree = trees[0]
     if full_spec is not None:
@@ -75,10 +82,10 @@ def adapter_tree(adapted: "PeftModel") -> nn.Module:
     What is in the tree is in the model: loading into it changes the model, and shards stay shards.
     """
     names = AdapterNames.of(adapted)
-    assert names is not None, "a PeftModel of LoRA has adapters"
     state = adapted.state_dict(keep_vars=True)
     tree = nn.Module()
-    for name, full in names.adapters.items():
+    # a stage of a pipeline whose layers have no adapters has nothing to save, and takes part
+    for name, full in () if names is None else names.adapters.items():
         tensor = state[full]
         path, _, leaf = name.rpartition(".")
         node = _descend(tree, path.split(".")) if path else tree

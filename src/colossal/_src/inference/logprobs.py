@@ -8,9 +8,9 @@ import torch
 from torch import nn
 
 from colossal._src.inference.requests import CompletionOutput, RequestOutput
-from colossal._src.interface import model_without_adapters, unwrap_model
+from colossal._src.interface import full_spec_of, model_without_adapters, unwrap_model
 from colossal._src.shardformer import sharded_generation_of
-from colossal.errors import ConfigError
+from colossal.errors import ConfigError, UnsupportedError
 
 
 @dataclass(frozen=True)
@@ -57,6 +57,7 @@ def output_logprobs(model: nn.Module, outputs: Sequence[RequestOutput]) -> list[
 
     Raises:
         ConfigError: There are no outputs.
+        UnsupportedError: The model is in pipeline stages.
 
     Communication: that of a forward pass, and with tensor parallelism all_gather, tp, the bytes of the logits.
 
@@ -74,6 +75,12 @@ def output_logprobs(model: nn.Module, outputs: Sequence[RequestOutput]) -> list[
     completions = [(output.prompt_token_ids, each.token_ids) for output in outputs for each in output.outputs]
     if not completions:
         raise ConfigError("Log-probabilities are those of outputs. Found none. Pass what the engine returned.")
+    if full_spec_of(unwrap_model(model)) is not None:
+        raise UnsupportedError(
+            "output_logprobs calls the full model once. Found a model in pipeline stages. Call "
+            "booster.execute_pipeline with the tokens, and compute them in its criterion from the logits of the last "
+            "stage; or use a plugin without pp_size."
+        )
     device = next(model.parameters()).device
     longest = max(len(prompt) + len(tokens) for prompt, tokens in completions)
     ids = torch.zeros(len(completions), longest, dtype=torch.int64, device=device)

@@ -79,8 +79,18 @@ def shard_adapted_layer(name: str, module: nn.Module, style: str, context: Style
             f"{', with a variant of LoRA' if getattr(layer, 'lora_variant', None) else ''}. Leave it out of "
             "target_modules, use plain LoRA, or train with tp_size=1."
         )
+    sides = _THIN[style]
+    if (adapted := getattr(layer, "parameter_name", None)) is not None:
+        if not isinstance(layer.base_layer, nn.Linear):  # the weight of Conv1D has inputs first
+            raise PlanError(
+                "Adapters of parameters are sharded with the weight of a Linear that has no others. Found those of "
+                f"{adapted!r} in {name}, around {type(layer.base_layer).__name__}. Name the layer in target_modules "
+                "alone, or train with tp_size=1."
+            )
+        # the product of A and B is added to the local shard of the weight: what is replicated gets a partial sum
+        sides = tuple(each or "replicated_with_grad_allreduce" for each in sides)
     layer.base_layer = STYLES[style](layer.base_layer, context)
-    for side, side_style in zip(thin, _THIN[style], strict=True):
+    for side, side_style in zip(thin, sides, strict=True):
         for key in list(side):
             side[key] = side[key] if side_style is None else STYLES[side_style](side[key], context)
     return module

@@ -4,7 +4,7 @@ import itertools
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, final
+from typing import Any, Self, final
 
 import torch
 from torch import nn
@@ -155,6 +155,28 @@ def mask_by_position(
 
 
 @final
+@dataclass(frozen=True)
+class _GivenMask:
+    """A mask that the program passes, of all queries and keys; transformers hands it to attention as it is."""
+
+    seen: torch.Tensor  # (batch or 1, heads or 1, queries, keys), true where a query attends to a key
+
+    @classmethod
+    def of(cls, mask: torch.Tensor) -> Self:
+        if mask.dtype != torch.bool:
+            raise UnsupportedError(
+                "The mode 'ring_attn' takes an attention_mask of four dimensions that says which keys each query "
+                f"attends to. Found one of {mask.dtype}, which is added to scores. Pass booleans, such as mask == 0 of "
+                "one with 0 and -inf, or use the mode 'all_to_all'."
+            )
+        return cls(mask)
+
+    def __call__(self, queries: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
+        """Return which keys each query attends to."""
+        return self.seen[:, :, queries, keys]
+
+
+@final
 class RingAttentionFunction:
     """`colossal.nn.attention.ring_attention` as transformers calls attention functions."""
 
@@ -167,7 +189,7 @@ class RingAttentionFunction:
         query: torch.Tensor,
         key: torch.Tensor,
         value: torch.Tensor,
-        attention_mask: Mask | None,
+        attention_mask: Mask | torch.Tensor | None,
         dropout: float = 0.0,
         scaling: float | None = None,
         is_causal: bool | None = None,
@@ -175,6 +197,8 @@ class RingAttentionFunction:
     ) -> tuple[torch.Tensor, None]:
         """Compute attention."""
         _refuse(dropout, kwargs)
+        if isinstance(attention_mask, torch.Tensor):
+            attention_mask = _GivenMask.of(attention_mask)
         causal = attention_mask is None and bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)
         sp_config = self._sp_config
         out = ring_attention(

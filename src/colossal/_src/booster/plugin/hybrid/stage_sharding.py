@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 from colossal._src.amp import cast_floats
 from colossal._src.booster.plugin.hybrid.hybrid_options import HybridOptions
 from colossal._src.cluster import ParallelMesh
-from colossal._src.interface import has_uniform_state, rebind_param_groups, uniform_state_like
+from colossal._src.interface import has_uniform_state, is_peft_model, rebind_param_groups, uniform_state_like
 from colossal._src.pipeline import (
     FullOutline,
     Stage,
@@ -224,6 +224,8 @@ def _extract_stage(model: nn.Module, index: int, plan: ParallelPlan | None, opti
     number = options.placement.num_stages
     if number == 1:
         return Stage(model, 0, 1)
+    if is_peft_model(model):
+        _refuse_outer_passes(model)
     if is_layer_sequence(model):
         return Stage.of_sequential(model, _partition(len(model), options), index)
     if plan is None or plan.stages is None:
@@ -234,6 +236,23 @@ def _extract_stage(model: nn.Module, index: int, plan: ParallelPlan | None, opti
         )
     layers = _partition(count_layers(model, plan.stages), options)
     return Stage.of_model(model, plan.stages, layers, index)
+
+
+def _refuse_outer_passes(adapted: Any) -> None:
+    """Refuse what peft computes around a model: stages run the layers inside of it, with their adapters."""
+    from peft.tuners.tuners_utils import BaseTuner
+
+    config, tuner = adapted.active_peft_config, type(adapted.base_model)
+    if config.is_prompt_learning:
+        added = "prompts"
+    elif tuner.forward is not BaseTuner.forward:
+        added = f"the forward pass of {tuner.__name__}"
+    else:
+        return
+    raise UnsupportedError(
+        "Stages of a pipeline run the layers of a model, with their adapters. Found a model of peft with "
+        f"{type(config).__name__}, which adds {added}. Use LoraConfig, or a plugin without pp_size."
+    )
 
 
 def _partition(num_layers: int, options: HybridOptions) -> list[range]:
