@@ -16,22 +16,32 @@ Sample = tuple[list[int], list[int]]
 
 
 def read(path: Path, tokenizer: Any, length: int, *, pack: bool) -> list[Sample]:
-    """Read a JSONL file.
+    """Read JSONL files.
 
     Args:
-        path: Each line has ``text``; ``prompt`` and ``completion``; or ``messages``, a list of role and content.
+        path: The file, or a directory of files that end in ``.jsonl``. Each line has ``text``; ``prompt`` and
+            ``completion``; or ``messages``, a list of role and content.
         tokenizer: That of the model.
         length: Tokens of a sample at most; with `pack`, of every sample.
         pack: Join all samples, and cut the result into windows.
 
     Returns:
-        The samples, without those that have no label to learn: where the answer begins beyond `length`, for example.
+        The samples. Those whose labels are all cut off, as where the answer begins beyond `length`, have none to learn.
+
+    Raises:
+        ValueError: A line is not as described above, or the chat template does not take it.
     """
-    samples = [_tokenize(row, tokenizer) for row in _rows(path)]
+    samples = list[Sample]()
+    for file in sorted(path.glob("*.jsonl")) if path.is_dir() else [path]:
+        for where, row in _rows(file):
+            try:
+                samples += _tokenize(row, tokenizer)
+            except Exception as error:
+                error.add_note(f"Found at {where}.")  # errors of a chat template do not say where
+                raise
     if pack:
         samples = list(_windows(samples, length))
-    kept = [(ids[:length], labels[:length]) for ids, labels in samples]
-    return [(ids, labels) for ids, labels in kept if num_labels(labels)]
+    return [(ids[:length], labels[:length]) for ids, labels in samples]
 
 
 def num_labels(labels: Sequence[int]) -> int:
@@ -39,54 +49,92 @@ def num_labels(labels: Sequence[int]) -> int:
     return sum(label != IGNORED for label in labels[1:])
 
 
-def _rows(path: Path) -> Iterator[Mapping[str, Any]]:
-    # not splitlines(), which also ends lines at characters that JSON has in strings
-    for number, line in enumerate(path.read_text(encoding="utf-8").split("\n"), start=1):
+def _rows(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    # not splitlines() of the text, which also ends lines at characters that JSON has in strings
+    for number, line in enumerate(path.read_bytes().split(b"\n"), start=1):
+        where = f"{path}:{number}"
         if not line.strip():
             continue
         try:
             row = json.loads(line)
-        except json.JSONDecodeError as error:
-            message = f"A JSONL file has a JSON object in each line. Found {error} in {path}:{number}."
-            raise ValueError(message) from None
+        except ValueError as error:
+            raise ValueError(
+                f"A JSONL file has a JSON object in each line, in UTF-8. Found {error} in {where}. Repair this line, "
+                "or convert the file: the README shows how for CSV, a JSON array and plain text."
+            ) from None
         keys = row.keys() if isinstance(row, dict) else frozenset[str]()
         if not {"messages", "text"} & keys and not {"prompt", "completion"} <= keys:
             found = f"the keys {', '.join(keys)}" if isinstance(row, dict) else type(row).__name__
             raise ValueError(
-                f"A line has text; prompt and completion; or messages. Found {found} in {path}:{number}. Rename the "
-                "keys."
+                f"A line has text; prompt and completion; or messages. Found {found} in {where}. Rename the keys, or "
+                "convert the file as the README shows."
             )
-        yield row
+        messages, texts = (
+            row.get("messages", []),
+            [row[each] for each in ("text", "prompt", "completion") if each in row],
+        )
+        if not isinstance(messages, list) or not all({"role", "content"} <= set(each) for each in messages):
+            raise ValueError(f"Each of the messages has role and content. Found others in {where}. Rename their keys.")
+        if not all(isinstance(text, str) for text in texts):
+            raise ValueError(
+                f"Text, prompt and completion are strings. Found {texts} in {where}. Leave the line out, or "
+                "write a string."
+            )
+        yield where, row
 
 
-def _tokenize(row: Mapping[str, Any], tokenizer: Any) -> Sample:
+def _tokenize(row: Mapping[str, Any], tokenizer: Any) -> list[Sample]:
     end = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
     if "messages" in row:
         return _tokenize_chat(row["messages"], tokenizer)
     if "text" in row:
         ids = [*tokenizer(row["text"]).input_ids, *end]
-        return ids, [IGNORED, *ids[1:]]  # with packing, the sample before does not predict it
+        return [(ids, [IGNORED, *ids[1:]])]  # with packing, the sample before does not predict it
     prompt = tokenizer(row["prompt"]).input_ids
     answer = [*tokenizer(row["completion"], add_special_tokens=False).input_ids, *end]
-    return [*prompt, *answer], [IGNORED] * len(prompt) + answer
+    return [([*prompt, *answer], [IGNORED] * len(prompt) + answer)]
 
 
-def _tokenize_chat(messages: Sequence[Mapping[str, str]], tokenizer: Any) -> Sample:
-    """Only what the assistant says is learned."""
-    ids, labels = list[int](), list[int]()
-    for number, message in enumerate(messages, start=1):
-        for count, is_prompt in ((number - 1, True), (number, False)) if message["role"] == "assistant" else ():
-            longer = tokenizer.apply_chat_template(
-                messages[:count], add_generation_prompt=is_prompt, tokenize=True, return_dict=False
+def _tokenize_chat(messages: Sequence[Mapping[str, str]], tokenizer: Any) -> list[Sample]:
+    """Only what the assistant says is learned.
+
+    Some templates render an answer otherwise once other messages follow, as that of Qwen3 leaves out its reasoning.
+    Such a conversation becomes several samples, which end with an answer as the model has to write it.
+    """
+    if not tokenizer.chat_template or not tokenizer.is_fast:
+        raise ValueError(
+            "Messages need a tokenizer of the library tokenizers with a chat template. Found "
+            f"{type(tokenizer).__name__}{'' if tokenizer.chat_template else ' without a template'}. Set "
+            "tokenizer.chat_template and save it by save_pretrained, or write prompt and completion instead."
+        )
+    samples, text, answers = list[Sample](), "", list[range]()
+    for number in (number for number, message in enumerate(messages) if message["role"] == "assistant"):
+        before, after = (
+            tokenizer.apply_chat_template(messages[:count], add_generation_prompt=is_prompt, tokenize=False)
+            if count
+            else ""
+            for count, is_prompt in ((number, True), (number + 1, False))
+        )
+        if not after.startswith(before):
+            raise ValueError(
+                "The chat template must render an answer after the prompt that it asks for it by. Found another "
+                f"beginning at message {number + 1}. Write the answers as prompt and completion instead."
             )
-            if longer[: len(ids)] != ids:
-                raise ValueError(
-                    "The chat template must render a conversation as the beginning of a longer one. Found another "
-                    f"beginning at message {number}. Write the answers as prompt and completion instead."
-                )
-            labels += [IGNORED] * (len(longer) - len(ids)) if is_prompt else longer[len(ids) :]
-            ids = longer
-    return ids, labels
+        if not before.startswith(text):
+            samples.append(_label(text, answers, tokenizer))
+            answers = []
+        text = after
+        answers.append(range(len(before), len(after)))
+    return [*samples, _label(text, answers, tokenizer)]
+
+
+def _label(text: str, answers: Sequence[range], tokenizer: Any) -> Sample:
+    """Tokenize a text at once, as a token may begin before an answer and end in it: such a token is learned."""
+    encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
+    spans = encoded.offset_mapping
+    learned = [any(start < each.stop and each.start < stop for each in answers) for start, stop in spans]
+    ids = encoded.input_ids
+    return ids, [token if is_learned else IGNORED for token, is_learned in zip(ids, learned, strict=True)]
 
 
 def _windows(samples: Sequence[Sample], length: int) -> Iterator[Sample]:

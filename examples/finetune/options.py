@@ -25,7 +25,7 @@ def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.set_defaults(output=Path("finetuned"), steps=100, lr=2e-5)
     add = parser.add_argument
     add("--model", type=Path, help="directory of a Hugging Face model with its tokenizer")
-    add("--data", type=Path, help="JSONL file: text; prompt and completion; or messages")
+    add("--data", type=Path, help="JSONL file, or a directory of them: text; prompt and completion; or messages")
     add("--length", type=int, default=1024, help="tokens of a sample at most")
     add("--pack", action="store_true", help="join samples into windows of this length instead of padding them")
     add("--lora", type=int, default=0, metavar="RANK", help="train adapters of this rank; 0 trains the model")
@@ -37,11 +37,20 @@ def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
     check(parser, options)
     if not options.smoke and (options.model is None or options.data is None):
         parser.error("--model and --data are required, or --smoke, which makes both")
-    if not options.smoke and not options.model.is_dir():
-        parser.error(f"--model {options.model} is no directory; 'hf download NAME --local-dir DIRECTORY' makes one")
-    if not options.smoke and not options.data.is_file():
-        parser.error(f"--data {options.data} is no file")
+    if not options.smoke:
+        _check_paths(parser, options.model, options.data)
     return options
+
+
+def _check_paths(parser: argparse.ArgumentParser, model: Path, data: Path) -> None:
+    if not model.is_dir():
+        parser.error(f"--model {model} is no directory; 'hf download NAME --local-dir DIRECTORY' makes one")
+    if not (model / "config.json").is_file():
+        parser.error(f"--model {model} has no config.json; pass the directory that save_pretrained wrote")
+    if not any(any(model.glob(pattern)) for pattern in ("tokenizer*", "vocab*", "*.model")):
+        parser.error(f"--model {model} has no tokenizer; tokenizer.save_pretrained writes that of the model to it")
+    if not (data.is_file() or any(data.glob("*.jsonl"))):
+        parser.error(f"--data {data} is neither a file nor a directory of .jsonl files")
 
 
 def make_smoke_inputs(folder: Path) -> tuple[Path, Path]:

@@ -5,6 +5,7 @@ torchrun --standalone --nproc_per_node=2 examples/finetune/train.py --smoke
 
 import argparse
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,8 @@ def make_training(options: argparse.Namespace, tokenizer: Any) -> Training:
     """Load the model and the data that the options name, and boost them."""
     booster = make_booster(options)
     loaders = _read_data(options, booster, tokenizer)
-    with LazyInitContext():  # each rank reads its shard when the model is boosted
+    # each rank reads its shard when the model is boosted; a pytorch_model.bin every rank reads whole
+    with LazyInitContext() if any(options.model.glob("*.safetensors")) else nullcontext():
         model: Any = AutoModelForCausalLM.from_pretrained(options.model, dtype=torch.float32)
     if options.lora:
         model = _add_adapters(options, booster, model)
@@ -40,17 +42,21 @@ def make_training(options: argparse.Namespace, tokenizer: Any) -> Training:
 
 
 def _read_data(options: argparse.Namespace, booster: Booster, tokenizer: Any) -> tuple[Any, Any]:
-    samples = read(options.data, tokenizer, options.length, pack=options.pack)
+    found = read(options.data, tokenizer, options.length, pack=options.pack)
+    samples = [(ids, labels) for ids, labels in found if num_labels(labels)]
     if not samples:
         raise SystemExit(
-            f"No sample of {options.data} has a label within --length {options.length}"
-            f"{' or fills a window with --pack' if options.pack else ''}. Pass another --length, or longer answers."
+            f"A sample needs a label within --length {options.length}: text, a completion, or an assistant's answer. "
+            f"Found none in {options.data}, which makes {len(found)} {'windows' if options.pack else 'samples'}. Pass "
+            f"{'more data or another --length' if options.pack else 'a larger --length, or shorter prompts'}."
         )
     multiple = 8 * options.sp
     _check_length(options, max(len(ids) for ids, _ in samples), multiple)
     num_tests = max(1, len(samples) // 20) if options.eval_every else 0
     counted = sum(num_labels(labels) for _, labels in samples[num_tests:])
-    DistCoordinator().print_on_master(f"{len(samples) - num_tests} samples to train on, {counted:,} labels to learn")
+    left_out = f"; left out: {len(found) - len(samples)} without a label" if len(found) > len(samples) else ""
+    print_on_master = DistCoordinator().print_on_master
+    print_on_master(f"{len(samples) - num_tests} samples to train on, {counted:,} labels to learn{left_out}")
     train_set, test_set = (Samples(part, options.batch_size) for part in (samples[num_tests:], samples[:num_tests]))
     known = (tokenizer.pad_token_id, tokenizer.eos_token_id)
     pad_token = next((each for each in known if each is not None), 0)

@@ -15,7 +15,9 @@ from typing import Any
 
 import pytest
 import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from torch.distributed import run as torchrun
+from transformers import PreTrainedTokenizerFast
 
 from colossal._src.testing.limits import scaled
 from colossal.testing import run_processes, run_threads
@@ -175,6 +177,8 @@ class TokenizerOfOneToken:
         (['{"prompt": "a"}'], r"Found the keys prompt in .*:1\."),
         (["[1, 2]"], r"Found list in .*:1\."),
         (['{"text": "a"}', '{"text": '], r"Found Expecting value: .* in .*:2\."),
+        (['{"text": null}'], r"Found \[None\] in .*:1\."),
+        (['{"messages": [{"from": "human", "value": "a"}]}'], r"role and content\. Found others in .*:1\."),
     ],
 )
 def test_lines_that_are_no_samples_are_named(lines: list[str], message: str, tmp_path: Path) -> None:
@@ -185,16 +189,70 @@ def test_lines_that_are_no_samples_are_named(lines: list[str], message: str, tmp
         part_of_the_program("finetune.data").read(path, tokenizer, 8, pack=False)
 
 
+def test_files_of_a_directory_and_other_encodings_of_a_line_are_read(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_bytes(b'\xef\xbb\xbf{"text": "a"}\r\n\r\n{"text": "b"}')
+    (tmp_path / "b.jsonl").write_text('{"text": "\u2028"}\n', encoding="utf-8")
+    (tmp_path / "notes.txt").write_text("no sample", encoding="utf-8")
+    read = part_of_the_program("finetune.data").read
+    assert read(tmp_path, TokenizerOfOneToken(), 8, pack=False) == [([1, 0], [-100, 0])] * 3
+    (tmp_path / "c.jsonl").write_bytes(b'{"text": "a"}\n{"text": "\xe9t\xe9"}')
+    with pytest.raises(ValueError, match=r"in UTF-8\. Found .*0xe9.* in .*c\.jsonl:2\."):
+        read(tmp_path, TokenizerOfOneToken(), 8, pack=False)
+
+
+PLAIN = (
+    "{% for m in messages %}[{{ m.role }}] {{ m.content }}|{% endfor %}"
+    "{% if add_generation_prompt %}[assistant] {% endif %}"
+)
+FORGETS = PLAIN.replace("{{ m.content", "{{ '<think>' if m.role == 'assistant' and loop.last }}{{ m.content")
+
+
+@pytest.mark.parametrize(
+    ("template", "expected"),
+    [
+        (PLAIN, [" c|ef|"]),  # the token " c" begins before the answer
+        (FORGETS, ["<think>c|", "<think>ef|"]),  # like that of Qwen3: only the last answer has its reasoning
+    ],
+)
+def test_answers_are_learned_where_tokens_cross_them_and_templates_forget(
+    template: str, expected: list[str], tmp_path: Path
+) -> None:
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {token: number for number, token in enumerate([*alphabet, "Ġc"])}
+    model = Tokenizer(models.BPE(vocabulary, [("Ġ", "c")]))
+    model.pre_tokenizer, model.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    tokenizer: Any = PreTrainedTokenizerFast(tokenizer_object=model, chat_template=template)
+    roles = zip(("user", "assistant", "user", "assistant"), ("ab", "c", "d", "ef"), strict=True)
+    messages = [{"role": role, "content": content} for role, content in roles]
+    path = tmp_path / "data.jsonl"
+    path.write_text(json.dumps({"messages": messages}), encoding="utf-8")
+    read = part_of_the_program("finetune.data").read
+    samples = read(path, tokenizer, 99, pack=False)
+    learned = [[label for label in labels if label != -100] for _, labels in samples]
+    assert [tokenizer.decode(ids) for ids in learned] == expected
+    assert tokenizer.decode(samples[-1][0]) == tokenizer.apply_chat_template(messages, tokenize=False)
+    tokenizer.chat_template = None
+    with pytest.raises(ValueError, match="without a template"):
+        read(path, tokenizer, 99, pack=False)
+
+
 def test_what_the_program_cannot_use_is_said_before_it_begins(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     options = part_of_the_program("finetune.options")
     data = tmp_path / "data.jsonl"
     data.touch()
+    model, complete = tmp_path / "model", tmp_path / "complete"
+    for folder, names in ((model, ["config.json"]), (complete, ["config.json", "tokenizer.json"])):
+        folder.mkdir()
+        for name in names:
+            (folder / name).touch()
     monkeypatch.setattr("importlib.util.find_spec", lambda _name: None)
     for words, message in (
         (["--model", str(tmp_path / "none"), "--data", str(data)], "none is no directory"),
-        (["--model", str(tmp_path), "--data", str(tmp_path)], "is no file"),
+        (["--model", str(tmp_path), "--data", str(data)], "has no config.json"),
+        (["--model", str(model), "--data", str(data)], "has no tokenizer"),
+        (["--model", str(complete), "--data", str(model)], "neither a file nor a directory of .jsonl files"),
         (["--smoke", "--report-to", "wandb"], "pip install wandb"),
     ):
         with pytest.raises(SystemExit):
