@@ -10,6 +10,7 @@ from families import build, inputs_of
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 from transformers.modeling_outputs import CausalLMOutput
 
 from colossal._src.pipeline import Microbatching, Stage, merge_outputs, partition_by_counts, split_batch, stage_of_layer
@@ -207,6 +208,26 @@ def test_gradients_that_were_left_are_the_same(casts) -> None:
         assert leaf.grad is not None
         assert leaf.grad.dtype == torch.float32
         torch.testing.assert_close(leaf.grad, grad, rtol=2e-2 if casts else 1e-6, atol=2e-2 if casts else 1e-6)
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_layers_of_an_activation_checkpoint_are_left_alone(reentrant) -> None:
+    torch.manual_seed(0)
+    layers, x = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 3)), torch.randn(2, 3, requires_grad=True)
+    layers[1](layers[0](x)).square().sum().backward()
+    expected, later = layers[0].weight.grad, WeightGrads()
+    layers.zero_grad()
+    with later.defer():
+        out = checkpoint(layers[:2], x, use_reentrant=reentrant)
+        (out.square().sum() + layers[2](out).sum()).backward()
+    assert layers[2].weight.grad is None  # which is outside of it
+    later.accumulate()
+    assert layers[2].weight.grad is not None
+    layers[2](layers[1](layers[0](x))).sum().backward()
+    both = layers[0].weight.grad
+    layers.zero_grad()
+    layers[2](layers[1](layers[0](x))).sum().backward()
+    torch.testing.assert_close(both, expected + 2 * layers[0].weight.grad)
 
 
 def test_layers_whose_input_needs_no_gradient_are_left_alone() -> None:

@@ -8,13 +8,16 @@ import torch
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
+from colossal._src.tensor import has_saved_tensor_hooks
+
 
 @final
 class WeightGrads:
     """Gradients of weights of linear layers that are made up for later, for one pass of a micro-batch through a stage.
 
     Inside of `defer`, linear layers are computed so that their backward pass only makes the gradients of their input
-    and bias. No module is changed: calls of `torch.nn.functional.linear` and `torch.addmm` are intercepted.
+    and bias. No module is changed: calls of `torch.nn.functional.linear` and `torch.addmm` are intercepted. Those inside
+    of an activation checkpoint, which the backward pass computes again, are left as they are.
 
     Source: Qi et al., "Zero Bubble Pipeline Parallelism", https://arxiv.org/abs/2401.10241.
 
@@ -109,7 +112,9 @@ def _addmm(
 def _is_deferred(x: torch.Tensor, weight: torch.Tensor) -> bool:
     # The gradient goes straight to the parameter, so it must be a leaf. Without a gradient of the input no rank waits
     # for this layer, and with the weight hidden from autograd its backward pass might not run at all.
-    return torch.is_grad_enabled() and x.requires_grad and weight.is_leaf and weight.requires_grad
+    # What an activation checkpoint computes again is not intercepted, and must save the same tensors as this pass.
+    is_wanted = torch.is_grad_enabled() and x.requires_grad and weight.is_leaf and weight.requires_grad
+    return is_wanted and not has_saved_tensor_hooks()
 
 
 _DEFERRING: Mapping[Any, Callable[..., torch.Tensor | None]] = {functional.linear: _linear, torch.addmm: _addmm}

@@ -216,6 +216,12 @@ def is_dtensor(tensor: torch.Tensor) -> bool:
     return module is not None and isinstance(tensor, module.DTensor)
 
 
+def has_saved_tensor_hooks() -> bool:
+    """Return whether hooks see what is saved now for the backward pass, as those of activation checkpoints do."""
+    inside: Any = torch
+    return inside._C._autograd._top_saved_tensors_default_hooks(False) is not None  # noqa: SLF001 (it has no public name)
+
+
 def is_placed(tensor: torch.Tensor) -> bool:
     """Return whether a tensor has a placement other than that of any full tensor, which takes longer to make."""
     return known_placement(tensor) is not None or is_dtensor(tensor)

@@ -21,6 +21,7 @@ import torch
 from colossal._src.kernel import gated_silu, has_gate_kernel, write_gate
 from colossal._src.nn.moe.grouped_products import autocast, counts_of, grouped_linear
 from colossal._src.nn.moe.row_order import RowOrder
+from colossal._src.tensor import has_saved_tensor_hooks
 
 
 def gated_feed_forward(
@@ -132,7 +133,7 @@ class _GatedExperts(torch.autograd.Function):
         write_gate(inner, values, factors=factors)
         out = torch.empty_like(rows) if places.order is None else rows  # which are then a copy
         _multiply(values, down.mT.unbind(), out, counts)
-        ctx.counts, ctx.places, ctx.hooks_may_keep = counts, places, _has_hooks_for_saved_tensors()
+        ctx.counts, ctx.places, ctx.hooks_may_keep = counts, places, has_saved_tensor_hooks()
         ctx.save_for_backward(tokens, gate_up, down, weights, inner)
         return places.restore(out)
 
@@ -174,12 +175,6 @@ class _GatedExperts(torch.autograd.Function):
             of_tokens = places.restore(of_rows)
         of_weights = None if of_factors is None else places.weights(of_factors, weights.dtype)
         return of_tokens, of_gate_up, of_down, of_weights, None
-
-
-def _has_hooks_for_saved_tensors() -> bool:
-    """Whether hooks see what is saved now (``saved_tensors_hooks``)."""
-    backend: Any = torch._C  # noqa: SLF001 (as below)
-    return backend._autograd._top_saved_tensors_default_hooks(False) is not None  # noqa: SLF001 (as below)
 
 
 def _is_kept_for_another_pass() -> bool:
