@@ -297,17 +297,11 @@ def train_on_ranks(world: str, names: list[str], folder: Path) -> dict[str, Any]
     return found
 
 
-IN_GATE = {"ep2, ZeRO-2": ["zero_grad"]}
-
-
-@pytest.mark.parametrize(
-    ("world", "names"),
-    [
-        *IN_GATE.items(),
-        *(pytest.param(world, list(FEATURES), marks=pytest.mark.slow) for world in WORLDS),
-    ],
-)
-def test_a_feature_is_that_of_one_process(world: str, names: list[str], tmp_path: Path) -> None:
+# In the gate, `test_sharded_experts.py` has some of them.
+@pytest.mark.slow
+@pytest.mark.parametrize("world", WORLDS)
+def test_a_feature_is_that_of_one_process(world: str, tmp_path: Path) -> None:
+    names = list(FEATURES)
     ranks = run_processes(train_on_ranks, WORLDS[world], world, names, tmp_path)
     for name in names:
         (own := tmp_path / f"{name}, one").mkdir()
