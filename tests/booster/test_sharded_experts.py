@@ -54,9 +54,11 @@ def model_of(mesh: ParallelMesh | None) -> nn.Sequential:
 
 
 def train(booster: Booster, model: Any, optimizer: Any, number: int, rank: int) -> torch.Tensor:
-    """Accumulate two batches before each step, and clip; return the norms."""
+    """Discard a pass, and accumulate two batches, before each step, and clip; return the norms."""
     norms: list[float] = []
     for step in range(STEPS):
+        booster.backward(model(BATCHES[-1].chunk(number)[rank]).square().mean(), optimizer)
+        optimizer.zero_grad(set_to_none=False)
         for batch in BATCHES[2 * step : 2 * step + 2]:
             booster.backward(model(batch.chunk(number)[rank]).square().mean() / 2, optimizer)
         norms.append(float(optimizer.clip_grad_by_norm(0.05)))

@@ -245,6 +245,14 @@ class FlatParameters(ABC):
         self.grad_shard = None
         self.used = [False] * len(self.parameters)
 
+    @torch.no_grad()
+    def fill_with_zeros(self) -> None:
+        """Throw the gradients away, and keep zeros: a step still decays weights and moments, as that of one process."""
+        self.discard_new()
+        if self.grad_shard is not None:
+            self._download.wait()
+            self.grad_shard.zero_()
+
     def discard_new(self) -> None:
         """Throw those gradients away that have not been summed up."""
         self._filled.clear()

@@ -178,7 +178,7 @@ class ZeroShards(MasterParams):
         self._reducer.reset()
         self._num_pulled = None
         for bucket in self.buckets:
-            bucket.discard() if set_to_none else bucket.discard_new()
+            bucket.discard() if set_to_none else bucket.fill_with_zeros()
 
     def expect_writes(self, working: nn.Parameter, values: torch.Tensor) -> None:
         """Take note of a tensor by which a program may write a parameter."""
