@@ -16,8 +16,8 @@ class WeightGrads:
     """Gradients of weights of linear layers that are made up for later, for one pass of a micro-batch through a stage.
 
     Inside of `defer`, linear layers are computed so that their backward pass only makes the gradients of their input
-    and bias. No module is changed: calls of `torch.nn.functional.linear` and `torch.addmm` are intercepted. Those inside
-    of an activation checkpoint, which the backward pass computes again, are left as they are.
+    and bias. No module is changed: calls of `torch.nn.functional.linear` and `torch.addmm` are intercepted. Those
+    inside of an activation checkpoint, which the backward pass computes again, are left as they are.
 
     Source: Qi et al., "Zero Bubble Pipeline Parallelism", https://arxiv.org/abs/2401.10241.
 
