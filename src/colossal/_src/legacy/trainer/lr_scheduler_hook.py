@@ -46,7 +46,7 @@ class LRSchedulerHook(MetricHook):
             trainer: The trainer that runs the hook.
         """
         if self.store_lr_in_state:
-            self.show_metric(trainer, "train", "LR", self._metric)
+            self._show_metric(trainer, "train", "LR", self._metric)
 
     def after_train_epoch(self, trainer: Any) -> None:
         """Do its work after an epoch of training.

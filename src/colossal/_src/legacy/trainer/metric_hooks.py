@@ -13,7 +13,7 @@ from colossal._src.legacy.utils import is_no_pp_or_last_stage
 class MetricHook(BaseHook):
     """Keeps metrics where other hooks find them: ``trainer.states["metrics"]["train"]`` and ``["test"]``."""
 
-    def show_metric(self, trainer: Any, kind: str, name: str, metric: Metric) -> None:
+    def _show_metric(self, trainer: Any, kind: str, name: str, metric: Metric) -> None:
         self.init_runner_states(trainer, "metrics", {"train": {}, "test": {}})
         trainer.states["metrics"][kind][name] = metric
 
@@ -47,8 +47,8 @@ class LossHook(MetricHook):
         Args:
             trainer: The trainer that runs the hook.
         """
-        self.show_metric(trainer, "train", "Loss", self.train_loss)
-        self.show_metric(trainer, "test", "Loss", self.test_loss)
+        self._show_metric(trainer, "train", "Loss", self.train_loss)
+        self._show_metric(trainer, "test", "Loss", self.test_loss)
 
     def before_train_epoch(self, trainer: Any) -> None:
         """Begin anew, before an epoch of training.
@@ -122,8 +122,8 @@ class AccuracyHook(MetricHook):
             trainer: The trainer that runs the hook.
         """
         if is_no_pp_or_last_stage():
-            self.show_metric(trainer, "train", "Accuracy", self.train_accuracy)
-            self.show_metric(trainer, "test", "Accuracy", self.metric)
+            self._show_metric(trainer, "train", "Accuracy", self.train_accuracy)
+            self._show_metric(trainer, "test", "Accuracy", self.metric)
 
     def before_train_epoch(self, trainer: Any) -> None:
         """Begin anew, before an epoch of training.
@@ -203,8 +203,8 @@ class ThroughputHook(MetricHook):
         Args:
             trainer: The trainer that runs the hook.
         """
-        self.show_metric(trainer, "train", "Throughput", self.metric)
-        self.show_metric(trainer, "test", "Throughput", self._test)
+        self._show_metric(trainer, "train", "Throughput", self.metric)
+        self._show_metric(trainer, "test", "Throughput", self._test)
 
     def before_train_epoch(self, trainer: Any) -> None:
         """Begin anew, before an epoch of training.
