@@ -227,7 +227,7 @@ def test_layers_of_an_activation_checkpoint_are_left_alone(reentrant) -> None:
     torch.testing.assert_close([gradient(first.weight), gradient(second.weight)], expected)
 
 
-def gradient(weight: nn.Parameter) -> torch.Tensor:
+def gradient(weight: torch.Tensor) -> torch.Tensor:
     """Take the gradient away."""
     grad, weight.grad = weight.grad, None
     assert grad is not None
