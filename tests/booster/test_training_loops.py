@@ -35,8 +35,8 @@ class Loop:
         return (model, optimizer) if self.booster is None else self.booster.boost(model, optimizer)[:2]
 
     def start(self, **options: Any) -> tuple[Any, Any]:
-        model = net("")
-        return self.boost(model, torch.optim.SGD(model.parameters(), lr=0.3, **({"momentum": 0.9} | options)))
+        model, settings = net(""), {"lr": 0.3, "momentum": 0.9, **options}
+        return self.boost(model, torch.optim.SGD(model.parameters(), **settings))
 
     def own(self, batch: torch.Tensor) -> torch.Tensor:
         return batch.chunk(self.size)[self.rank].clone()
