@@ -19,7 +19,7 @@ from colossal.cluster import DistCoordinator
 
 tokenizer = AutoTokenizer.from_pretrained("inputs/model")
 collator = DataCollatorForLanguageModeling(tokenizer, mlm=False)
-chats = [json.loads(line)["messages"] for line in Path("inputs/data.jsonl").read_text().splitlines()]
+chats = [json.loads(line)["messages"] for line in Path("inputs/data.jsonl").read_text().strip().split("\n")]
 texts = [tokenizer.apply_chat_template(chat, tokenize=False) for chat in chats]
 samples = [tokenizer(text, truncation=True, max_length=64) for text in texts]
 train_set, eval_set = samples[:192], samples[192:255]

@@ -43,7 +43,8 @@ ONLY_TP: dict[str, list[str]] = {
 PIPELINE = {"tp_size": 1, "pp_size": 2, "num_microbatches": 2}
 SEQUENCES = {"pp_size": 1, "enable_sequence_parallelism": True}
 WORLDS: dict[str, tuple[int, dict[str, Any], dict[str, list[str]]]] = {
-    "tp2": (2, {"tp_size": 2, "pp_size": 1}, TARGETS),
+    "tp2": (2, {"tp_size": 2, "pp_size": 1}, {name: TARGETS[name] for name in ("llama", "gpt2")}),
+    "tp2, other families": (2, {"tp_size": 2, "pp_size": 1}, TARGETS),
     "tp2, more families": (2, {"tp_size": 2, "pp_size": 1}, ONLY_TP | {"llama": LLAMA}),
     "tp4": (4, {"tp_size": 4, "pp_size": 1}, {"llama": LLAMA}),
     "pp2-v": (2, PIPELINE | {"pp_style": "zbv", "num_model_chunks": 2}, {"llama": LLAMA, "gpt2": TARGETS["gpt2"]}),

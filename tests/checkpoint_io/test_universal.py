@@ -39,6 +39,7 @@ HYBRID: dict[str, dict[str, Any]] = {
 ZERO_PRECISION = {None: "fp32", "fp16_naive": "fp16", "bf16": "bf16"}
 RUNS = [("none", 1), *((kind, size) for kind in ("ddp", "fsdp") for size in (1, 2, 4)), ("zero1", 2), ("zero2", 4)]
 RUNS += [("hybrid replicas", 2), ("hybrid zero", 2)]
+IN_GATE = [("none", 1), ("ddp", 2), ("fsdp", 4), ("zero1", 2), ("hybrid zero", 2)]
 BEFORE, AFTER, GLOBAL_BATCH = 3, 3, 16
 HALVES = ["fp16", "fp16_naive", "bf16"]
 
@@ -146,10 +147,17 @@ def assert_all_equal(
 
 
 @pytest.mark.chosen
-@pytest.mark.parametrize("use_async", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["waiting", "async"])
-def test_any_world_goes_on_from_any_other(tmp_path: Path, use_async: bool) -> None:
+@pytest.mark.parametrize(
+    ("runs", "use_async"),
+    [
+        pytest.param(IN_GATE, False, id="some"),
+        pytest.param(RUNS, False, id="all", marks=pytest.mark.slow),
+        pytest.param(RUNS, True, id="async", marks=pytest.mark.slow),
+    ],
+)
+def test_any_world_goes_on_from_any_other(tmp_path: Path, runs: list[tuple[str, int]], use_async: bool) -> None:
     uninterrupted = {
-        f"{kind}-{size}": run_processes(save, size, kind, str(tmp_path), use_async=use_async)[0] for kind, size in RUNS
+        f"{kind}-{size}": run_processes(save, size, kind, str(tmp_path), use_async=use_async)[0] for kind, size in runs
     }
     start_values = dict(Net().named_parameters())
     moved = {
@@ -158,7 +166,7 @@ def test_any_world_goes_on_from_any_other(tmp_path: Path, use_async: bool) -> No
         if name in start_values and start_values[name].requires_grad
     }
     assert min(moved.values()) > 1e-3, "a run that does not move proves nothing"
-    for kind, size in [("ddp", 4), ("fsdp", 2)] if use_async else RUNS:
+    for kind, size in [("ddp", 4), ("fsdp", 2)] if use_async else runs:
         saved = chosen(list(uninterrupted), 2, f"what {kind}-{size} loads")
         for rank in run_processes(load_all, size, kind, str(tmp_path), saved):
             for name, reached in rank.items():
