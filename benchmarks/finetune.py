@@ -1,9 +1,10 @@
 """What the training step of the examples costs over one by hand, under each plugin, and over that of Accelerate.
 
 All train the same Llama on the same batches, in float32 with AdamW and clipped gradients, in the same processes and in
-turns. By hand it is DistributedDataParallel in a loop that reads the loss of its own rank; the step of the examples
-weighs labels over all ranks, reads the mean loss of all of them, and counts tokens. With hybrid tp2 and pp2 both ranks
-compute the same replica, so each has the samples of both.
+turns. By hand it is DistributedDataParallel in a loop that reads the loss of its own rank. The step of the examples
+weighs labels over all ranks, so that ranks with fewer labels count less, reads the mean loss of all of them, and counts
+tokens: "all ranks" is that training by hand. With hybrid tp2 and pp2 both ranks compute the same replica, so each has
+the samples of both.
 
     torchrun --standalone --nproc_per_node=2 benchmarks/finetune.py [--ways ddp Accelerate]
 """
@@ -36,7 +37,8 @@ from examples.pretrain.models import make_model
 
 VOCABULARY, LENGTH, LR, MAX_NORM = 1024, 128, 1e-3, 1.0
 RTOL = 1e-4  # of the losses of the first turns; the ways round differently, and so drift apart later
-HAND, ACCELERATE = "by hand", "Accelerate"
+IGNORED = -100  # label of what is not predicted
+HAND, ALL_RANKS, ACCELERATE = "by hand", "all ranks", "Accelerate"
 WAYS = {
     "ddp": "--plugin ddp",
     "zero1": "--plugin zero1",
@@ -63,8 +65,8 @@ def batches(samples: int, rank: int, num_replicas: int) -> Iterator[Batch]:
         yield {"input_ids": own, "attention_mask": torch.ones_like(own), "labels": own}
 
 
-def by_hand(samples: int, total_steps: int) -> Step:
-    """Return a training step without the library."""
+def by_hand(samples: int, total_steps: int, counts_all: bool = False) -> Step:
+    """Return a training step without the library, whose loss is that of this rank, or of the labels of all ranks."""
     device = get_current_device()
     model = DistributedDataParallel(build_model().to(device))
     optimizer = torch.optim.AdamW(model.parameters(), lr=LR)
@@ -74,7 +76,13 @@ def by_hand(samples: int, total_steps: int) -> Step:
     def step() -> torch.Tensor:
         batch = {name: tensor.to(device) for name, tensor in next(data).items()}
         loss = model(**batch).loss
+        if counts_all:
+            labels = (batch["labels"][:, 1:] != IGNORED).sum()
+            dist.all_reduce(total := labels.clone())
+            loss = loss * labels * dist.get_world_size() / total
         loss.backward()
+        if counts_all:
+            dist.all_reduce(loss := loss.detach() / dist.get_world_size())
         nn.utils.clip_grad_norm_(model.parameters(), MAX_NORM)
         optimizer.step()
         scheduler.step()
@@ -149,13 +157,15 @@ def report(times: Mapping[str, list[float]], samples: int) -> None:
 
 def main() -> None:
     """Print tokens per second and ratios."""
-    args = arguments(pairs=40, steps=2, batch=8, ways=[ACCELERATE, *WAYS])
+    args = arguments(pairs=40, steps=2, batch=8, ways=[ALL_RANKS, ACCELERATE, *WAYS])
     colossal.launch_from_torch(verbose=False)
     samples, total = args.batch * dist.get_world_size(), (args.pairs + 2) * args.steps
     show = DistCoordinator().print_on_master
     ways = {HAND: by_hand(samples, total)}
     for way in args.ways:
-        if way != ACCELERATE:
+        if way == ALL_RANKS:
+            ways[way] = by_hand(samples, total, counts_all=True)
+        elif way != ACCELERATE:
             ways[way] = by_examples(way, samples, total)
         elif importlib.util.find_spec("accelerate") is None:
             show("left out: Accelerate, as accelerate is not installed")
