@@ -1,5 +1,7 @@
 """What cannot be honoured is refused, and the message says what to do."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -32,6 +34,8 @@ WRONG = [
 NOT_BUILT = [
     ("FusedAdam", {"amsgrad": True}, "amsgrad"),
     ("FusedLAMB", {"amsgrad": True}, "amsgrad"),
+    ("HybridAdam", {"amsgrad": True}, "amsgrad"),
+    ("HybridAdam", {"maximize": True}, "maximize"),
     *(
         (name, {option: value}, option)
         for name in ("GaLoreAdamW8bit", "DistGaloreAwamW")
@@ -104,3 +108,18 @@ def test_galore_groups() -> None:
     assert [len(group["params"]) for group in optimizers.get_galore_param_groups(nn.Linear(2, 2, bias=False), 0.1)] == [
         1
     ]
+
+
+@pytest.mark.parametrize("name", ["HybridAdam", "CPUAdam", "FusedSGD", "Lamb"])
+@pytest.mark.parametrize("option", ["maximize", "amsgrad", "differentiable"])
+def test_states_and_groups_of_torch_whose_steps_are_others_are_refused(name: str, option: str) -> None:
+    own = params()
+    optimizer = getattr(optimizers, name)(own, lr=0.1)
+    options: Any = {option: True}
+    state = torch.optim.AdamW(own, lr=0.5, **options).state_dict()
+    with pytest.raises(UnsupportedError, match=f"does not have {option} other than by default"):
+        optimizer.load_state_dict(state)
+    with pytest.raises(UnsupportedError, match=f"does not have {option} other than by default"):
+        optimizer.add_param_group({"params": params(), option: True})
+    assert optimizer.param_groups[0]["lr"] == 0.1
+    assert len(optimizer.param_groups) == 1

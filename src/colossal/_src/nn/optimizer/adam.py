@@ -258,12 +258,12 @@ class HybridAdam(KernelAdam):
         nvme_offload_fraction: The fraction of the state that is kept on disk.
         nvme_offload_dir: The folder for it, on a fast disk; that of temporary files by default. What is in it vanishes
             with the process; `state_dict` reads it.
-        **defaults: Further entries of the groups, which the optimizer itself does not read.
+        **defaults: Further entries of the groups, which steps do not depend on.
 
     Raises:
         ConfigError: An argument is out of its range.
-        UnsupportedError: A parameter whose state is to be on disk is not in host memory, or has 64 bits; at the first
-            step.
+        UnsupportedError: `amsgrad` or `maximize` is set. At the first step: a parameter whose state is to be on disk is
+            not in host memory, or has 64 bits.
 
     Source: Kingma, Ba, "Adam", 2014, https://arxiv.org/abs/1412.6980; Loshchilov, Hutter, "Decoupled Weight Decay
     Regularization", 2017, https://arxiv.org/abs/1711.05101.

@@ -47,8 +47,20 @@ RANGES: Mapping[str, Range] = {
 }
 
 
+OF_TORCH = ("amsgrad", "maximize", "differentiable")
+"""Options of groups of optimizers of torch that change what a step does, and that no optimizer here has."""
+
+
+def check_options(group: Mapping[str, Any]) -> None:
+    """Refuse a group whose steps would be others."""
+    for name in OF_TORCH:
+        if group.get(name):
+            reject_option(name, group[name], "Leave it out, or use an optimizer of torch.optim, which has it.")
+
+
 def check_group(group: Mapping[str, Any]) -> None:
     """Refuse hyperparameters and parameters that an optimizer cannot work with."""
+    check_options(group)
     for name, allowed in RANGES.items():
         if group.get(name) is not None and not allowed.holds(group[name]):
             raise ConfigError(f"{name} is {allowed.description}. Found {group[name]!r}. Pass a number in that range.")
@@ -90,7 +102,7 @@ class CheckedOptimizer(Optimizer, ABC):
 
     Raises:
         ConfigError: A hyperparameter is out of its range.
-        UnsupportedError: A parameter is not of real floating-point numbers.
+        UnsupportedError: A parameter is not of real floating-point numbers, or `amsgrad` or `maximize` is set.
     """
 
     updates_shards = True
@@ -157,7 +169,12 @@ class CheckedOptimizer(Optimizer, ABC):
 
         Args:
             state_dict: What `state_dict` returned, here or for an optimizer of torch with the same state.
+
+        Raises:
+            UnsupportedError: A group has an option of torch that changes steps, and that no optimizer here has.
         """
+        for group in state_dict["param_groups"]:
+            check_options(group)
         super().load_state_dict(state_dict)
         saved = [id_ for group in state_dict["param_groups"] for id_ in group["params"]]
         params = [param for group in self.param_groups for param in group["params"]]
