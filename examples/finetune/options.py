@@ -9,6 +9,7 @@ from torch import distributed as dist
 from colossal.testing import make_finetuning_inputs
 from examples.common.options import check, make_parser
 
+LENGTH = 1024  # of samples, for models that take so many tokens
 SMOKE = {"steps": 16, "batch_size": 8, "length": 64, "lr": 3e-3, "eval_every": 8, "save_every": 8}
 
 
@@ -26,7 +27,7 @@ def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
     add = parser.add_argument
     add("--model", type=Path, help="directory of a Hugging Face model with its tokenizer")
     add("--data", type=Path, help="JSONL file, or a directory of them: text; prompt and completion; or messages")
-    add("--length", type=int, default=1024, help="tokens of a sample at most")
+    add("--length", type=int, help=f"tokens of a sample at most; {LENGTH}, or what the model takes, by default")
     add("--pack", action="store_true", help="join samples into windows of this length instead of padding them")
     add("--lora", type=int, default=0, metavar="RANK", help="train adapters of this rank; 0 trains the model")
     add("--generate", metavar="PROMPT", help="continue this text at the end, with the saved model")

@@ -24,12 +24,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # it is started by
 from examples.common.report import flops_per_token
 from examples.common.training import Training, make_booster, make_loaders
 from examples.finetune.data import Collator, Samples, num_labels, read
-from examples.finetune.options import make_smoke_inputs, parse
+from examples.finetune.options import LENGTH, make_smoke_inputs, parse
 
 
 def make_training(options: argparse.Namespace, tokenizer: Any) -> Training:
     """Load the model and the data that the options name, and boost them."""
     booster = make_booster(options)
+    options.length = options.length or _default_length(options)
     loaders = _read_data(options, booster, tokenizer)
     # each rank reads its shard when the model is boosted; a pytorch_model.bin every rank reads whole
     with LazyInitContext() if any(options.model.glob("*.safetensors")) else nullcontext():
@@ -50,7 +51,7 @@ def _read_data(options: argparse.Namespace, booster: Booster, tokenizer: Any) ->
             f"Found none in {options.data}, which makes {len(found)} {'windows' if options.pack else 'samples'}. Pass "
             f"{'more data or another --length' if options.pack else 'a larger --length, or shorter prompts'}."
         )
-    multiple = 8 * options.sp
+    multiple = _multiple(options)
     _check_length(options, max(len(ids) for ids, _ in samples), multiple)
     num_tests = max(1, len(samples) // 20) if options.eval_every else 0
     counted = sum(num_labels(labels) for _, labels in samples[num_tests:])
@@ -65,9 +66,23 @@ def _read_data(options: argparse.Namespace, booster: Booster, tokenizer: Any) ->
     return make_loaders(options, booster, train_set, test_set, num_samples=num_samples, collate_fn=collator)
 
 
+def _multiple(options: argparse.Namespace) -> int:
+    """What the number of tokens of a batch is a multiple of: ranks of `--sp` share them."""
+    return 8 * options.sp
+
+
+def _num_positions(options: argparse.Namespace) -> int | None:
+    return getattr(AutoConfig.from_pretrained(options.model), "max_position_embeddings", None)
+
+
+def _default_length(options: argparse.Namespace) -> int:
+    most = _num_positions(options) or LENGTH
+    return min(LENGTH, most - most % _multiple(options))
+
+
 def _check_length(options: argparse.Namespace, length: int, multiple: int) -> None:
     """Refuse samples that are longer, padded, than the model has positions: on a GPU the error would not say so."""
-    most = getattr(AutoConfig.from_pretrained(options.model), "max_position_embeddings", None)
+    most = _num_positions(options)
     padded = length + -length % multiple
     if most is not None and padded > most:
         raise SystemExit(

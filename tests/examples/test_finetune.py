@@ -259,7 +259,9 @@ def test_what_the_program_cannot_use_is_said_before_it_begins(
             options.parse(words)
         assert message in capsys.readouterr().err
     (tmp_path / "config.json").write_text('{"model_type": "gpt2", "n_positions": 100}', encoding="utf-8")
-    check_length = part_of_the_program("finetune.train")._check_length
+    train = part_of_the_program("finetune.train")
+    check_length = train._check_length
+    assert [train._default_length(SimpleNamespace(model=tmp_path, sp=sp)) for sp in (1, 5)] == [96, 80]
     check_length(SimpleNamespace(model=tmp_path), 96, 8)
     with pytest.raises(SystemExit, match=r"at most 100 tokens\. Found samples of 104 tokens.*--length 96"):
         check_length(SimpleNamespace(model=tmp_path), 97, 8)

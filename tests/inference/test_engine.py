@@ -238,6 +238,12 @@ def test_models_that_are_refused(llama) -> None:
         make_engine(llama, dtype=torch.float32)
 
 
+def test_without_a_configuration_lengths_are_those_that_the_model_has(llama) -> None:
+    engine = InferenceEngine(llama)
+    assert (engine.config.max_input_len, engine.config.max_output_len) == (64, 64)
+    assert len(engine.generate([[5, 6]], SamplingParams(max_tokens=3, ignore_eos=True))[0].outputs[0].token_ids) == 3
+
+
 def test_a_model_in_training_mode_is_refused() -> None:
     model = build_decoder("llama")
     with pytest.raises(ConfigError, match=r"Call model\.eval\(\)"):

@@ -13,7 +13,7 @@ from colossal._src.inference.config import InferenceConfig
 from colossal._src.inference.documented_generate import requests_of, texts_of
 from colossal._src.inference.engine_core import EngineCore
 from colossal._src.inference.follower import follow, follow_generate
-from colossal._src.inference.model_facts import check_length, load_model
+from colossal._src.inference.model_facts import check_length, default_config, load_model
 from colossal._src.inference.peers import Message, Peers, form_mesh
 from colossal._src.inference.preparation import NewRequest, Prompt, Request, RequestPreparer, new_requests
 from colossal._src.inference.request_table import RequestId
@@ -49,7 +49,8 @@ class InferenceEngine:
             gates and rotary embeddings of most families computed in one pass each, which makes it faster.
         tokenizer: A tokenizer of transformers. None takes that of the folder, and for a model none: prompts are then
             tokens, and outputs have no text.
-        inference_config: How much it holds and computes at once.
+        inference_config: How much it holds and computes at once. By default prompts and outputs have up to 256 tokens,
+            or half of the positions of the model if those are fewer.
 
     Attributes:
         config: How much it holds and computes at once.
@@ -103,6 +104,8 @@ class InferenceEngine:
             self._weights = FixedWeights(model)
         model = self._weights.model
         check_model(model)
+        if inference_config is None:
+            config = default_config(model)
         check_length(model, config)
         self.config = config
         self.model = model

@@ -29,6 +29,18 @@ def load_model(path: str, tokenizer: Any, dtype: torch.dtype | None, *, lazily: 
     return model, tokenizer
 
 
+def default_config(model: Any) -> InferenceConfig:
+    """The default configuration, with shorter prompts and outputs where the model has fewer positions."""
+    config, most = InferenceConfig(), _num_positions(model)
+    if most is None or config.max_length <= most:
+        return config
+    return InferenceConfig(max_input_len=max(most - most // 2, 1), max_output_len=max(most // 2, 1))
+
+
+def _num_positions(model: Any) -> int | None:
+    return getattr(model.config.get_text_config(decoder=True), "max_position_embeddings", None)
+
+
 def check_length(model: Any, config: InferenceConfig) -> None:
     """Reject a configuration that does not fit the model."""
     dtype = next(model.parameters()).dtype
@@ -37,7 +49,7 @@ def check_length(model: Any, config: InferenceConfig) -> None:
             f"A model that is loaded already is used as it is. Found dtype={config.dtype} for parameters in {dtype}. "
             f"Cast it by model.to({config.dtype}), or leave dtype out."
         )
-    most = getattr(model.config.get_text_config(decoder=True), "max_position_embeddings", None)
+    most = _num_positions(model)
     if most is not None and config.max_length > most:
         raise ConfigError(
             f"{type(model).__name__} has {most} positions. Found max_input_len={config.max_input_len} and "

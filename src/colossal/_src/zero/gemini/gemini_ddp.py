@@ -43,7 +43,10 @@ from colossal._src.zero.zero_config import ZeroConfig
 from colossal.errors import ConfigError, UnsupportedError
 
 _REFUSED: Mapping[str, str] = {
-    "generate": f"generate needs full parameters. Found a model whose parameters are in chunks. {SAVE_AND_GENERATE}",
+    "generate": (
+        "generate needs full parameters. Found a model whose parameters are in chunks. Generate by "
+        f"colossal.inference.InferenceEngine, which gathers them for a call. Or: {SAVE_AND_GENERATE}"
+    ),
     "merge_and_unload": f"Merging needs full parameters. Found them in chunks. {SAVE_AND_MERGE}",
     "save_pretrained": (
         "save_pretrained writes what this process has, as if it were the full model. Found parameters in chunks. Call "
