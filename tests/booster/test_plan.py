@@ -15,7 +15,7 @@ from colossal.booster import Booster
 from colossal.booster.plugin import HybridParallelPlugin, StepPlan, plan_step
 from colossal.comm import CommCounter
 from colossal.errors import ConfigError, MeshError, UnsupportedError
-from colossal.testing import fake_world, run_processes, run_threads
+from colossal.testing import SavedTensorCounter, fake_world, run_processes, run_threads
 
 pytestmark = pytest.mark.slow
 
@@ -143,6 +143,23 @@ def test_keeps_what_backward_passes_need() -> None:
         outputs.sum().backward()
         del outputs
         assert live.now == 4 * (3 * 10 + 10 * 20 + 20 + 20 * 5 + 5)  # what entered, and the gradients
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.parametrize("name", ["llama", "gpt2", "vit"])
+def test_autocast_keeps_what_it_keeps_on_a_real_device(name: str, recompute: bool) -> None:
+    model, batch = make(name).train(), batch_of(name)
+    if recompute:
+        model.activation_checkpointing_enable()
+    empty = on_meta(model)
+    with SavedTensorCounter(model) as saved, torch.autocast("cpu", torch.bfloat16):
+        model(**batch)
+    with fake_world(1, 0):
+        plugin, optimizer = plugin_of({"tp_size": 1, "pp_size": 1}), torch.optim.AdamW(empty.parameters())
+        plan = plan_step(plugin, empty, optimizer, batch, loss_of, autocast=torch.bfloat16)
+    inputs = sum(each.nbytes for each in batch.values())  # which autograd may keep, and the plan does not count
+    assert saved.bytes - inputs <= plan.activation_bytes * 1.01
+    assert plan.activation_bytes <= saved.bytes * 1.05  # rotary embeddings live until the end of the pass
 
 
 def big(rank: int, *, recompute: bool = False, **options: Any) -> StepPlan:

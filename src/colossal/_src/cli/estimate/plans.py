@@ -15,6 +15,7 @@ from colossal._src.zero.gemini import pack_parameters, search_chunk_configuratio
 from colossal.errors import UnsupportedError
 
 _FP32, _HALF = 4, 2
+_HALVES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 _ADAM_STATES = 2
 _CHUNK_RANGE_M, _CHUNK_STEP = 32, 1024  # the defaults of GeminiPlugin
 
@@ -60,13 +61,7 @@ def estimate(settings: StepSettings, source: ModelSource) -> list[RankEstimate]:
 
 
 def _estimate(settings: StepSettings, source: ModelSource, stage: int) -> RankEstimate:
-    # Autocast keeps float32 parameters, and 16-bit copies of the weights of layers from forward to backward pass.
-    autocasts = settings.precision != "fp32" and settings.plugin in ("ddp", "fsdp")
-    held = _plan(replace(settings, precision="fp32") if autocasts else settings, source, stage)
-    passes = _plan(settings, source, stage) if autocasts else held
-    with torch.device("meta"):
-        model = source.build()
-    copies = _HALF * _layer_weights(model) if autocasts else 0
+    held = _plan(settings, source, stage)
     buckets = held.gradient_bytes if settings.stage_of_zero == 0 and settings.pp == 1 and settings.replicas > 1 else 0
     common = RankEstimate(
         rank=stage * settings.tp,
@@ -76,18 +71,22 @@ def _estimate(settings: StepSettings, source: ModelSource, stage: int) -> RankEs
         gradient_bytes=held.gradient_bytes,
         optimizer_bytes=held.optimizer_bytes,
         buffer_bytes=buckets,
-        activation_bytes=passes.activation_bytes + copies if source.has_layers else None,
-        temporary_bytes=passes.working_bytes if source.has_layers else None,
+        activation_bytes=held.activation_bytes if source.has_layers else None,
+        temporary_bytes=held.working_bytes if source.has_layers else None,
         host_bytes=held.optimizer_bytes if settings.offload else 0,
         sent_bytes={str(axis): number for axis, number in held.sent_bytes.items()},
         num_calls={str(axis): number for axis, number in held.num_calls.items()},
     )
     sharded = {"fsdp": _fsdp, "gemini": _gemini}.get(settings.plugin)
-    return common if sharded is None else sharded(settings, common, model)
+    if sharded is None:
+        return common
+    with torch.device("meta"):
+        return sharded(settings, common, source.build())
 
 
 def _plan(settings: StepSettings, source: ModelSource, stage: int) -> StepPlan:
     """Plan the step of a data-parallel rank, of which ranks of the sp axis are some, each with a part of the tokens."""
+    autocast = _HALVES.get(settings.precision) if settings.plugin in ("ddp", "fsdp") else None
     samples = 1 if settings.batch_size is None else settings.batch_size // settings.replicas
     tokens = math.ceil((settings.length or source.length) / settings.sp)
     with fake_world(settings.ranks, stage * settings.tp):
@@ -100,19 +99,12 @@ def _plan(settings: StepSettings, source: ModelSource, stage: int) -> StepPlan:
         plugin = HybridParallelPlugin(
             tp_size=settings.tp,
             pp_size=settings.pp,
-            precision=settings.precision,
+            precision="fp32" if autocast else settings.precision,
             zero_stage=settings.stage_of_zero,
             microbatch_size=1 if settings.pp > 1 else None,
         )
         optimizer = torch.optim.AdamW(model.parameters())
-        return plan_step(plugin, model, optimizer, source.batch_of(model, samples, tokens), loss_of)
-
-
-def _layer_weights(model: nn.Module) -> int:
-    """Count the elements of what autocast casts: the weights of layers that multiply matrices."""
-    layers = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
-    found = {each.weight for each in model.modules() if isinstance(each, layers)}
-    return sum(weight.numel() for weight in found)
+        return plan_step(plugin, model, optimizer, source.batch_of(model, samples, tokens), loss_of, autocast=autocast)
 
 
 def _fsdp(settings: StepSettings, common: RankEstimate, model: nn.Module) -> RankEstimate:

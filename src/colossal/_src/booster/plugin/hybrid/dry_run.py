@@ -80,8 +80,9 @@ def run_pass(
     criterion: Callable[[Any, Any], torch.Tensor],
     optimizer: OptimizerWrapper,
     live: LiveBytes,
+    forget: Callable[[], None],
 ) -> PassMemory:
-    """Run a micro-batch through a stage, forward and backward."""
+    """Run a micro-batch through a stage, forward and backward, each of which forgets what it has kept for itself."""
     entered = [each.detach() for each in tree_leaves(carry) if each is not None]
     for each in entered:
         each.requires_grad_(each.is_floating_point())
@@ -89,6 +90,7 @@ def run_pass(
     outputs = stage(None if carry is None else entered[0] if len(entered) == 1 else tuple(entered), batch)
     left = [criterion(outputs, batch)] if stage.is_last else tree_leaves(outputs)
     del outputs
+    forget()
     kept = live.now - before
     output_bytes = 0 if stage.is_last else sum(each.nbytes for each in left)
     if stage.is_last:
@@ -96,6 +98,7 @@ def run_pass(
     else:
         left = [each for each in left if each.requires_grad]
         optimizer.backward_by_grad(left, [torch.empty_like(each) for each in left])
+    forget()
     input_bytes = sum(each.nbytes for each in entered)
     return PassMemory(kept + input_bytes, live.most - before - kept, input_bytes, output_bytes)
 

@@ -17,6 +17,7 @@ from colossal._src.booster.plugin.ddp.ddp_comm_hooks import ddp_comm_bytes
 from colossal._src.booster.plugin.hybrid.dry_run import LiveBytes, PassMemory, dry_run, peak_activations, run_pass
 from colossal._src.booster.plugin.hybrid.hybrid_assembly import Assembly, build
 from colossal._src.booster.plugin.hybrid.hybrid_parallel import HybridParallelPlugin
+from colossal._src.booster.plugin.hybrid.meta_autocast import MetaAutocast
 from colossal._src.booster.plugin.hybrid.pipelined_model import GradientAverager
 from colossal._src.booster.plugin.hybrid.stage_sharding import stage_inputs
 from colossal._src.cluster import AXES, Axis
@@ -98,6 +99,8 @@ def plan_step(
     optimizer: Optimizer,
     batch: Any,
     criterion: Callable[[Any, Any], torch.Tensor],
+    *,
+    autocast: torch.dtype | None = None,
 ) -> StepPlan:
     """Compute what this rank of a fake process group would hold, and send in a step.
 
@@ -114,6 +117,8 @@ def plan_step(
         optimizer: Of its parameters; changed in place.
         batch: What one data-parallel rank gets for a step, on any device: only shapes and dtypes matter.
         criterion: Takes the outputs and the inputs of a micro-batch, returns its loss.
+        autocast: What `torch.autocast` computes products of matrices in, as DDP and FSDP have it in half precision,
+            beside the float32 model of ``precision="fp32"``.
 
     Returns:
         The plan of this rank.
@@ -146,10 +151,16 @@ def plan_step(
     _check(begin)
     full = map_tensors(batch, lambda tensor: tensor.to(_META))
     microbatching = begin.options.microbatching
-    return _plan(begin, [full] if microbatching is None else split_batch(full, microbatching), criterion)
+    microbatches = [full] if microbatching is None else split_batch(full, microbatching)
+    return _plan(begin, microbatches, criterion, MetaAutocast(autocast))
 
 
-def _plan(begin: Assembly, microbatches: Sequence[Any], criterion: Callable[[Any, Any], torch.Tensor]) -> StepPlan:
+def _plan(
+    begin: Assembly,
+    microbatches: Sequence[Any],
+    criterion: Callable[[Any, Any], torch.Tensor],
+    casts: MetaAutocast,
+) -> StepPlan:
     """Plan a step of these micro-batches."""
     if begin.options.dtype is not None:
         cast_model(begin.model, begin.options.dtype)  # some kernels have no other dtypes
@@ -161,9 +172,12 @@ def _plan(begin: Assembly, microbatches: Sequence[Any], criterion: Callable[[Any
 
     def run(live: LiveBytes) -> dict[int, PassMemory]:
         entering = zip(built.stages, carries, strict=True)
-        return {one.index: run_pass(one, carry, microbatches[0], criterion, wrapper, live) for one, carry in entering}
+        return {
+            one.index: run_pass(one, carry, microbatches[0], criterion, wrapper, live, casts.forget_weights)
+            for one, carry in entering
+        }
 
-    return _measure(built, wrapper, run, len(microbatches))
+    return _measure(built, wrapper, run, len(microbatches), casts)
 
 
 def _check(begin: Assembly) -> None:
@@ -239,13 +253,17 @@ class _CommVolume:
 
 
 def _measure(
-    built: Assembly, optimizer: OptimizerWrapper, run: Callable[[LiveBytes], Mapping[int, PassMemory]], number: int
+    built: Assembly,
+    optimizer: OptimizerWrapper,
+    run: Callable[[LiveBytes], Mapping[int, PassMemory]],
+    number: int,
+    casts: MetaAutocast,
 ) -> StepPlan:
     """Run a micro-batch through the stages of this rank, and a step of the optimizer."""
     mesh, options, stages, masters = built.mesh, built.options, built.stages, optimizer.masters
     axes = (*AXES, *(_EXPERT_AXES if mesh.size("ep") > 1 else ()))
     traffic = _CommVolume([axis for axis in axes if mesh.size(axis) > 1])
-    with dry_run() as live, CommCounter() as counter:
+    with dry_run() as live, casts, CommCounter() as counter:
         with nullcontext() if masters is None else masters.backward_pass():
             run(live)
         gradient_bytes = live.now
