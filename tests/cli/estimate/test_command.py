@@ -99,6 +99,9 @@ def test_options_change_what_they_say(llama: Path) -> None:
     split = one("--plugin", "hybrid", "--sp", "2", "-b", "8")
     full = one("--plugin", "hybrid", "-b", "16")
     assert split["activation_bytes"] == pytest.approx(full["activation_bytes"] / 2, rel=0.1)
+    stages = ("--plugin", "hybrid", "--pp", "2", "-b", "8")  # two micro-batches in flight, of one sample, or of two
+    larger = one(*stages, "--num-microbatches", "2")["activation_bytes"]
+    assert larger == pytest.approx(2 * one(*stages)["activation_bytes"], rel=0.1)
     half = one("--precision", "bf16", "-b", "16")
     assert half["parameter_bytes"] == plain["parameter_bytes"]  # autocast
     assert half["activation_bytes"] < plain["activation_bytes"]
@@ -125,6 +128,8 @@ def test_a_model_of_images(tmp_path: Path) -> None:
         (["--plugin", "hybrid", "--tp", "3"], "divide the ranks. Found 3 x 1 x 1 for 4 ranks."),
         (["-b", "6"], "Found --batch-size 6 for 4 of them. Pass a multiple of 4."),
         (["--offload"], "The plugin ddp keeps everything on the device. Found --offload."),
+        (["--num-microbatches", "2"], "Found --num-microbatches 2 for 1 and --pp 1."),
+        (["--plugin", "hybrid", "--pp", "2", "-b", "8", "--num-microbatches", "3"], "a number that divides 4"),
         (["--zero-stage", "1"], "--zero-stage belongs to the plugin hybrid. Found it with ddp."),
     ],
 )

@@ -42,6 +42,7 @@ _ROWS = {
     "--precision", type=click.Choice(PRECISIONS), default="fp32", show_default=True, help="As of the Booster."
 )
 @click.option("-b", "--batch_size", type=_COUNT, help="Samples of a step, of all ranks; one for each that sees others.")
+@click.option("--num_microbatches", type=_COUNT, help="Of a pipeline, whose micro-batches have one sample by default.")
 @click.option("-s", "--length", type=_COUNT, help="Tokens of a sample; 2048, or the most that the model takes.")
 @click.option("--offload", is_flag=True, help="Keep in host memory what the plugin can keep there.")
 @click.option("--checkpoint_layers", "recompute", is_flag=True, help="Layers compute their activations again.")

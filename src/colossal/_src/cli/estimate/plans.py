@@ -101,7 +101,8 @@ def _plan(settings: StepSettings, source: ModelSource, stage: int) -> StepPlan:
             pp_size=settings.pp,
             precision="fp32" if autocast else settings.precision,
             zero_stage=settings.stage_of_zero,
-            microbatch_size=1 if settings.pp > 1 else None,
+            microbatch_size=1 if settings.pp > 1 and settings.num_microbatches is None else None,
+            num_microbatches=settings.num_microbatches,
         )
         optimizer = torch.optim.AdamW(model.parameters())
         return plan_step(plugin, model, optimizer, source.batch_of(model, samples, tokens), loss_of, autocast=autocast)

@@ -22,6 +22,7 @@ class StepSettings:
     zero_stage: int = 0  # of the plugin hybrid
     precision: str = "fp32"  # one of `PRECISIONS`
     batch_size: int | None = None  # samples of all ranks; None for one on each data-parallel rank
+    num_microbatches: int | None = None  # of a pipeline; None for as many as a data-parallel rank has samples
     length: int | None = None  # tokens of a sample; None for 2048, or the most that the model takes
     offload: bool = False  # whether what the plugin can keep in host memory is there
     recompute: bool = False  # whether layers compute their activations again
@@ -48,6 +49,13 @@ class StepSettings:
             raise ConfigError(
                 f"The data-parallel ranks divide a batch. Found --batch-size {self.batch_size} for {self.replicas} of "
                 f"them. Pass a multiple of {self.replicas}."
+            )
+        samples = 1 if self.batch_size is None else self.batch_size // self.replicas
+        if self.num_microbatches is not None and (self.pp == 1 or samples % self.num_microbatches):
+            raise ConfigError(
+                f"A pipeline splits the samples of a data-parallel rank into micro-batches. Found --num-microbatches "
+                f"{self.num_microbatches} for {samples} and --pp {self.pp}. Pass a number that divides {samples}, and "
+                "--pp of at least 2, or leave it out."
             )
         if self.offload and not self.can_offload:
             raise UnsupportedError(
