@@ -21,7 +21,7 @@ from colossal.booster.plugin import (
     TorchFSDPPlugin,
 )
 from colossal.cluster import ParallelMesh
-from colossal.errors import ColossalError, ConfigError, PlanError
+from colossal.errors import ColossalError, ConfigError, PlanError, UnsupportedError
 from colossal.nn import Linear
 from colossal.testing import (
     SavedTensorCounter,
@@ -266,6 +266,17 @@ def test_saved_tensors_are_counted_once_and_without_parameters() -> None:
         y = checkpoint(model, x, use_reentrant=False).sum()
     assert recomputed.bytes == x.nbytes
     y.backward()
+
+
+def count_in_chunks() -> None:
+    model = nn.Linear(4, 2)
+    boosted = Booster(device="cpu", plugin=GeminiPlugin(precision="fp32")).boost(model)[0]
+    with pytest.raises(UnsupportedError, match="Count under LowLevelZeroPlugin"), SavedTensorCounter(boosted):
+        boosted(torch.ones(8, 4))
+
+
+def test_saved_tensors_of_parameters_in_chunks_are_refused() -> None:
+    run_processes(count_in_chunks, 1)
 
 
 def test_saved_tensors_on_the_meta_device_are_counted() -> None:

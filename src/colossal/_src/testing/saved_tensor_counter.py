@@ -9,6 +9,7 @@ from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 
 from colossal._src.tensor import local_of
+from colossal.errors import UnsupportedError
 
 
 @final
@@ -19,6 +20,9 @@ class SavedTensorCounter:
 
     Args:
         model: Its parameters are left out, as they are in memory anyway; also any tensors.
+
+    Raises:
+        UnsupportedError: The parameters are in chunks of Gemini.
 
     Attributes:
         bytes: Number of bytes that this rank has saved; known when it is closed.
@@ -41,6 +45,7 @@ class SavedTensorCounter:
         self._hooks: Any = saved_tensors_hooks(self._pack, lambda tensor: tensor)
 
     def __enter__(self) -> Self:
+        self._places()
         self._hooks.__enter__()
         return self
 
@@ -48,9 +53,19 @@ class SavedTensorCounter:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._hooks.__exit__(kind, error, trace)
-        left_out = {_place(local_of(tensor).untyped_storage()) for tensor in self._left_out}
+        left_out = self._places()
         self.bytes += sum(each.nbytes() for place, each in self._storages.items() if place not in left_out)
         self._storages.clear()
+
+    def _places(self) -> set[int]:
+        """Where the tensors are that are left out."""
+        try:
+            return {_place(local_of(tensor).untyped_storage()) for tensor in self._left_out}
+        except UnsupportedError as error:
+            raise UnsupportedError(
+                "What autograd saves is counted where parameters keep their memory. Found some in chunks of Gemini, "
+                "which also packs what its passes save. Count under LowLevelZeroPlugin: activations are the same."
+            ) from error
 
     def _pack(self, tensor: torch.Tensor) -> torch.Tensor:
         storage = local_of(tensor).untyped_storage()
