@@ -170,7 +170,8 @@ class Training:
         """Train, log, evaluate and save as the options say."""
         options, show, first = self.options, DistCoordinator().print_on_master, 0
         checkpoints, parts = options.output / "checkpoints", (self.model, self.optimizer, self.scheduler)
-        if options.resume and self.booster.latest_step(checkpoints) is not None:
+        saved = self.booster.latest_step(checkpoints)
+        if saved is not None and _goes_on(options, saved):
             first = self.booster.load(checkpoints, *parts, dataloader=self.loader)
             show(f"goes on after step {first}")
         log = open_log(options.report_to, options.output, first, vars(options))
@@ -200,6 +201,23 @@ class Training:
         if tokenizer is not None and dist.get_rank() == 0:
             tokenizer.save_pretrained(folder)
         dist.barrier()
+
+
+def _goes_on(options: argparse.Namespace, step: int) -> bool:
+    """Whether to go on after a saved step. Two runs in one folder are refused: the older may have later checkpoints."""
+    if options.smoke and not options.resume and step <= options.steps:
+        return False  # a trial is repeated
+    if not options.resume:
+        raise SystemExit(
+            f"A run begins with an --output of its own. Found checkpoints of a run up to step {step} in "
+            f"{options.output}. Pass --resume to go on with it, or another --output."
+        )
+    if step > options.steps:
+        raise SystemExit(
+            f"A run goes on to --steps of at least those that it has made. Found --steps {options.steps} and a "
+            f"checkpoint of step {step} in {options.output}. Pass more --steps, or another --output."
+        )
+    return True
 
 
 def _repeat(loader: Any) -> Iterator[Batch]:

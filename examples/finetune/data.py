@@ -88,10 +88,10 @@ def _tokenize(row: Mapping[str, Any], tokenizer: Any) -> list[Sample]:
     if "messages" in row:
         return _tokenize_chat(row["messages"], tokenizer)
     if "text" in row:
-        ids = [*tokenizer(row["text"]).input_ids, *end]
+        ids = [*tokenizer(row["text"], verbose=False).input_ids, *end]  # long ones are cut later
         return [(ids, [IGNORED, *ids[1:]])]  # with packing, the sample before does not predict it
-    prompt = tokenizer(row["prompt"]).input_ids
-    answer = [*tokenizer(row["completion"], add_special_tokens=False).input_ids, *end]
+    prompt = tokenizer(row["prompt"], verbose=False).input_ids
+    answer = [*tokenizer(row["completion"], add_special_tokens=False, verbose=False).input_ids, *end]
     return [([*prompt, *answer], [IGNORED] * len(prompt) + answer)]
 
 
@@ -130,7 +130,7 @@ def _tokenize_chat(messages: Sequence[Mapping[str, str]], tokenizer: Any) -> lis
 
 def _label(text: str, answers: Sequence[range], tokenizer: Any) -> Sample:
     """Tokenize a text at once, as a token may begin before an answer and end in it: such a token is learned."""
-    encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
+    encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
     spans = encoded.offset_mapping
     learned = [any(start < each.stop and each.start < stop for each in answers) for start, stop in spans]
     ids = encoded.input_ids

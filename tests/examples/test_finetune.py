@@ -267,6 +267,19 @@ def test_what_the_program_cannot_use_is_said_before_it_begins(
         check_length(SimpleNamespace(model=tmp_path), 97, 8)
 
 
+def test_two_runs_are_not_mixed_in_one_folder() -> None:
+    goes_on = part_of_the_program("common.training")._goes_on
+    options = {"output": Path("run"), "steps": 16, "resume": False, "smoke": False}
+    with pytest.raises(SystemExit, match=r"up to step 8 in run\. Pass --resume to go on with it"):
+        goes_on(SimpleNamespace(**options), 8)
+    assert not goes_on(SimpleNamespace(**options | {"smoke": True}), 16)
+    with pytest.raises(SystemExit, match=r"up to step 17 in run"):
+        goes_on(SimpleNamespace(**options | {"smoke": True}), 17)
+    assert goes_on(SimpleNamespace(**options | {"resume": True}), 16)
+    with pytest.raises(SystemExit, match=r"Found --steps 16 and a checkpoint of step 20"):
+        goes_on(SimpleNamespace(**options | {"resume": True}), 20)
+
+
 def test_a_loss_that_is_not_finite_ends_the_run_before_the_step() -> None:
     training: Any = object.__new__(part_of_the_program("common.training").Training)
     training.optimizer = None  # which makes no step

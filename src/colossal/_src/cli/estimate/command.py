@@ -99,6 +99,11 @@ def _show(settings: StepSettings, ranks: list[Any]) -> None:
     # of a model to try things out with, GB would be zeros
     unit, size = ("GB", 1e9) if max(each.device_bytes for each in ranks) >= _SMALL else ("MB", 1e6)
     click.echo(f"plugin {settings.plugin}, {settings.ranks} ranks, {settings.precision}, {unit} per rank")
+    if settings.pp > 1:
+        number = settings.num_microbatches or settings.samples
+        click.echo(
+            f"{number} micro-batches of {settings.samples // number}: --batch-size and --num-microbatches say so"
+        )
     columns = [f"{head:>12}" for head in heads]
     click.echo(f"{'':<22}{''.join(columns)}".rstrip())
     for label, name in _ROWS.items():

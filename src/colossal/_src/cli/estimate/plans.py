@@ -87,7 +87,6 @@ def _estimate(settings: StepSettings, source: ModelSource, stage: int) -> RankEs
 def _plan(settings: StepSettings, source: ModelSource, stage: int) -> StepPlan:
     """Plan the step of a data-parallel rank, of which ranks of the sp axis are some, each with a part of the tokens."""
     autocast = _HALVES.get(settings.precision) if settings.plugin in ("ddp", "fsdp") else None
-    samples = 1 if settings.batch_size is None else settings.batch_size // settings.replicas
     tokens = math.ceil((settings.length or source.length) / settings.sp)
     with fake_world(settings.ranks, stage * settings.tp):
         with torch.device("meta"):
@@ -105,7 +104,9 @@ def _plan(settings: StepSettings, source: ModelSource, stage: int) -> StepPlan:
             num_microbatches=settings.num_microbatches,
         )
         optimizer = torch.optim.AdamW(model.parameters())
-        return plan_step(plugin, model, optimizer, source.batch_of(model, samples, tokens), loss_of, autocast=autocast)
+        return plan_step(
+            plugin, model, optimizer, source.batch_of(model, settings.samples, tokens), loss_of, autocast=autocast
+        )
 
 
 def _fsdp(settings: StepSettings, common: RankEstimate, model: nn.Module) -> RankEstimate:

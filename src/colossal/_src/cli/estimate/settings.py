@@ -50,12 +50,11 @@ class StepSettings:
                 f"The data-parallel ranks divide a batch. Found --batch-size {self.batch_size} for {self.replicas} of "
                 f"them. Pass a multiple of {self.replicas}."
             )
-        samples = 1 if self.batch_size is None else self.batch_size // self.replicas
-        if self.num_microbatches is not None and (self.pp == 1 or samples % self.num_microbatches):
+        if self.num_microbatches is not None and (self.pp == 1 or self.samples % self.num_microbatches):
             raise ConfigError(
                 f"A pipeline splits the samples of a data-parallel rank into micro-batches. Found --num-microbatches "
-                f"{self.num_microbatches} for {samples} and --pp {self.pp}. Pass a number that divides {samples}, and "
-                "--pp of at least 2, or leave it out."
+                f"{self.num_microbatches} for {self.samples} and --pp {self.pp}. Pass a number that divides "
+                f"{self.samples}, and --pp of at least 2, or leave it out."
             )
         if self.offload and not self.can_offload:
             raise UnsupportedError(
@@ -67,6 +66,11 @@ class StepSettings:
     def replicas(self) -> int:
         """Ranks that see different samples."""
         return self.ranks // (self.tp * self.pp * self.sp)
+
+    @property
+    def samples(self) -> int:
+        """Samples of a data-parallel rank, in a step."""
+        return 1 if self.batch_size is None else self.batch_size // self.replicas
 
     @property
     def can_offload(self) -> bool:
