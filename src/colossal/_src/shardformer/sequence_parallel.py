@@ -21,7 +21,7 @@ from colossal._src.tensor import (
     refuse_collected_outputs,
     stop_caching,
 )
-from colossal.errors import PlanError, UnsupportedError
+from colossal.errors import PlanError, ShapeError, UnsupportedError
 
 _STATES = "hidden_states"
 _POSITIONS = "position_embeddings"
@@ -60,9 +60,10 @@ def shard_sequence(model: nn.Module, plan: ParallelPlan, sp_config: SequencePara
     if here:
         axis: Axis = "tp" if sp_config.is_over_tp else "sp"
         _draw_by_tokens(model, here[0], here[-1] if joins_here else None, TokenStream(sp_config.sharding.mesh, axis))
+    has_images = getattr(model, "main_input_name", "") == "pixel_values"
     for layer in here:
         # Only the first layer of the model shards: to later stages of a pipeline hidden states come sharded.
-        layer.register_forward_pre_hook(_ShardHiddenStates(sp_config, is_first=layer is layers[0]), with_kwargs=True)
+        layer.register_forward_pre_hook(_ShardHiddenStates(sp_config, layer is layers[0], has_images), with_kwargs=True)
     if joins_here:
         here[-1].register_forward_hook(_GatherHiddenStates(sp_config))
     if joins and keep_sharded and not sp_config.is_over_tp:
@@ -107,8 +108,8 @@ def _check_heads(model: nn.Module, plan: ParallelPlan, sp_config: SequenceParall
 class _ShardHiddenStates:
     """Forward pre-hook of a layer: keeps this rank's tokens of inputs that have all tokens."""
 
-    def __init__(self, sp_config: SequenceParallelConfig, is_first: bool) -> None:
-        self._sp_config, self._is_first = sp_config, is_first
+    def __init__(self, sp_config: SequenceParallelConfig, is_first: bool, has_images: bool) -> None:
+        self._sp_config, self._is_first, self._has_images = sp_config, is_first, has_images
 
     def __call__(
         self, _layer: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
@@ -130,9 +131,18 @@ class _ShardHiddenStates:
                 "Hidden states of a sequence have the shape (batch, tokens, width). Found "
                 f"{tuple(states.shape)}, such as that of an image. Use tp_size or pp_size without sequence parallelism."
             )
+        try:
+            own = sharding.split(states.detach()[..., :0] if self._sp_config.is_over_tp else states)
+        except ShapeError as error:
+            if not self._has_images:
+                raise
+            raise UnsupportedError(
+                f"Ranks of a sequence have equally many tokens. Found images of {states.shape[1]} tokens, which are "
+                f"patches and what the model adds to them, such as a class token, over {sharding.size} ranks. Use "
+                "tp_size or pp_size without sequence parallelism, or images of a size whose tokens divide."
+            ) from error
         if not self._sp_config.is_over_tp:
-            return sharding.split(states)
-        sharding.split(states.detach()[..., :0])  # raises what says how long sequences may be
+            return own
         return comm.scatter(states, "tp", 1, sharding.mesh)
 
 
