@@ -1,6 +1,7 @@
 """Shards the sequences of a model over ranks before its layers, and gathers them after the layers."""
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, final
 
 import torch
@@ -19,6 +20,7 @@ from colossal._src.tensor import (
     base_model_of,
     find_modules,
     refuse_collected_outputs,
+    refuse_given_cache,
     stop_caching,
 )
 from colossal.errors import PlanError, ShapeError, UnsupportedError
@@ -55,7 +57,7 @@ def shard_sequence(model: nn.Module, plan: ParallelPlan, sp_config: SequencePara
         parallelize_attention(model, sp_config)
     joins = sp_config.is_over_tp or not keep_sharded or plan.stages.reshapes
     stop_caching(model)
-    model.register_forward_pre_hook(_refuse_collected_outputs, with_kwargs=True)
+    model.register_forward_pre_hook(partial(_refuse_inputs, sp_config.is_over_tp), with_kwargs=True)
     joins_here = joins and bool(here) and here[-1] is layers[-1]
     if here:
         axis: Axis = "tp" if sp_config.is_over_tp else "sp"
@@ -72,11 +74,14 @@ def shard_sequence(model: nn.Module, plan: ParallelPlan, sp_config: SequencePara
                 head.register_forward_pre_hook(lambda _head, args: (sp_config.sharding.split(args[0]), *args[1:]))
 
 
-def _refuse_collected_outputs(model: nn.Module, _args: Any, kwargs: Mapping[str, Any]) -> None:
+def _refuse_inputs(is_over_tp: bool, model: nn.Module, _args: Any, kwargs: Mapping[str, Any]) -> None:
     found = "Found a model whose layers have some of the tokens on each rank."
     # the loss that is made of routers' logits, which are those of a rank's tokens, is computed over ranks
     refused = [name for name in COLLECTED if name != "output_router_logits" or not balances_experts(model)]
     refuse_collected_outputs([model], kwargs, found, "Use a plugin without sequence parallelism.", refused)
+    if not is_over_tp:  # else attention gets all tokens
+        advice = "Pass all tokens in one call, or use the mode 'split_gather' with tp_size, or no sequence parallelism."
+        refuse_given_cache(kwargs, found, advice)
 
 
 def _draw_by_tokens(model: nn.Module, first: nn.Module, last: nn.Module | None, stream: TokenStream) -> None:
