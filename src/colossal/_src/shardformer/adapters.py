@@ -76,11 +76,14 @@ def shard_adapted_layer(name: str, module: nn.Module, style: str, context: Style
     variants = getattr(layer, "lora_variant", {})
     if style not in _THIN or not is_plain or (variants and not _are_dora(style, variants, context)):
         found = f", with a variant of LoRA ({type(next(iter(variants.values()))).__name__})" if variants else ""
+        advice = "Leave it out of target_modules, use plain LoRA, or train with tp_size=1."
+        if isinstance(layer.base_layer, nn.Embedding):
+            advice = "Name it in modules_to_save instead of target_modules, or train with tp_size=1."
         raise PlanError(
             "Low-rank adapters are sharded with linear layers of the styles "
             f"{', '.join(map(repr, (*_THIN, 'replicate')))}, and those of DoRA with {_STYLES_OF_DORA}. Found {name}, a "
-            f"{type(module).__name__} around {type(layer.base_layer).__name__} of the style {style!r}{found}. Leave it "
-            "out of target_modules, use plain LoRA, or train with tp_size=1."
+            f"{type(module).__name__} around {type(layer.base_layer).__name__} of the style {style!r}{found}. "
+            f"{advice}"
         )
     sides = _THIN[style]
     if (adapted := getattr(layer, "parameter_name", None)) is not None:
