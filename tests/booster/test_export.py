@@ -221,6 +221,9 @@ def merge(plugin: str, folder: Path) -> str:
         torch.testing.assert_close(merged(input_ids=torch.arange(4)[None]).logits, expected)
         return message if message in str(hint.value) else "another hint"
     assert "use model.unwrap(unwrap_peft=False).merge_and_unload" in str(hint.value)
+    # transformers has a method of this name too, for adapters that it has loaded itself
+    with pytest.raises(AttributeError, match=r"use model.unwrap\(unwrap_peft=False\).set_adapter"):
+        _ = model.set_adapter
     booster.save_model(merged, folder, shard=True, use_safetensors=True)
     loaded = type(model_of()).from_pretrained(folder).eval()
     torch.testing.assert_close(loaded(input_ids=torch.arange(4)[None]).logits, expected)

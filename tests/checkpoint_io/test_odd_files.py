@@ -69,6 +69,19 @@ def test_states_of_an_optimizer_that_lack_a_tensor(tmp_path: Path) -> None:
         IO.load_optimizer(torch.optim.AdamW(model().named_parameters(), lr=0.1), tmp_path / "adam")
 
 
+@pytest.mark.parametrize("strict", [True, False])
+def test_two_values_of_tied_parameters(strict: bool, tmp_path: Path) -> None:
+    tied: Any = nn.Sequential(nn.Linear(4, 4, bias=False), nn.Tanh(), nn.Linear(4, 4, bias=False))
+    tied[2].weight = tied[0].weight
+    before = tied[0].weight.detach().clone()
+    torch.save({"0.weight": before + 1, "2.weight": before + 2}, tmp_path / "untied.bin")
+    with pytest.raises(CheckpointError, match=r"1 with other values than what they are tied to in the model: 2.weight"):
+        IO.load_model(tied, tmp_path / "untied.bin", strict=strict)
+    assert torch.equal(tied[0].weight, before)
+    torch.save({"0.weight": before + 1, "2.weight": before + 1}, tmp_path / "equal.bin")
+    assert torch.equal(IO.load_model(tied, tmp_path / "equal.bin")[0].weight, before + 1)
+
+
 def test_the_same_without_any_of_this(tmp_path: Path) -> None:
     state = {"weight": torch.ones(1, 2), "bias": torch.zeros(1)}
     save_file(state, tmp_path / "m.safetensors")

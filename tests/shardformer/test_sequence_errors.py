@@ -57,6 +57,14 @@ def test_lengths_that_do_not_divide_are_errors_that_say_which_do(axes, mode) -> 
             model(**inputs)
 
 
+@pytest.mark.parametrize(("axes", "mode"), [({"sp": 2}, "all_to_all"), ({"tp": 2}, "ring")])
+def test_images_cannot_be_padded(axes, mode) -> None:
+    with fake_world(2):
+        model = share("vit", axes, mode)
+        with pytest.raises(UnsupportedError, match="Found images of 17 tokens.*tp_size or pp_size without"):
+            model(**inputs_of("vit"))
+
+
 def test_dropout_in_a_ring_is_refused() -> None:
     def program() -> None:
         model = share("gpt2", {"sp": 2}, "ring_attn")

@@ -189,12 +189,16 @@ class ModelState:
                 if item.dtype is not None and _kind(item.dtype) != _kind(getattr(self._state[name], "dtype", None))
             ],
         }
+        # which of them a model would take is by chance: files are read by several threads
+        problems["with other values than what they are tied to in the model"] = (
+            [] if any(problems.values()) else [name for names in self._ties for name in self._differing(names, items)]
+        )
         if strict:
             problems["missing from the file"] = [
                 names[0] for names in self._ties if not any(name in items for name in names)
             ]
             problems["unexpected in the file"] = [name for name in items if name not in self._known]
-        only_names = agrees and not (problems["with another shape"] or problems["with another kind of numbers"])
+        only_names = agrees and not any(names for what, names in problems.items() if what.startswith("with"))
         found = [f"{len(names)} {what}: {listing(names)}" for what, names in problems.items() if names]
         if found:
             advice = "Build the model with the configuration that was saved"
@@ -209,6 +213,21 @@ class ModelState:
                 f"Loading needs a checkpoint of the same model. Found in {source} {'; '.join(found)}. "
                 f"Nothing was loaded. {advice}."
             )
+
+    def _differing(self, names: Sequence[str], items: Mapping[str, Item]) -> Iterable[str]:
+        """Find names of one tensor for which a checkpoint has other values than for the first, in this rank's part."""
+        value = self._state.get(names[0])
+        first, *others = [name for name in names if name in items] or [""]
+        if not others or not isinstance(value, torch.Tensor):
+            return
+        for name in others:
+            for region, part in local_regions_of(copy_placement(value.detach(), value), self._rank):
+                one, other = (torch.empty_like(part, device="cpu") for _ in range(2))
+                items[first].read(region, one)
+                items[name].read(region, other)
+                if not torch.equal(one.nan_to_num(), other.nan_to_num()):  # a file of NaNs is read as it is
+                    yield name
+                    break
 
     def fill(self, items: Mapping[str, Item]) -> None:
         """Write the values of one file into the model, in the model's dtypes and on its devices.

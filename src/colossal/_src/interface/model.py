@@ -383,7 +383,8 @@ def _attribute_hint(module: nn.Module | None, name: str) -> str:
         return ""
     original = unwrap_model(module)
     base = model_without_adapters(original)
-    for own in (base, original):
+    # methods of transformers have some of the same names, and know nothing of adapters that peft has made
+    for own in (original, base) if "adapter" in name else (base, original):
         if refused := refusal_of(own, name):
             return refused
         if hasattr(own, name):

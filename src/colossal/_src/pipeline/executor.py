@@ -29,7 +29,7 @@ from colossal._src.pipeline.schedule.stage_placement import PipelineStyle, Stage
 from colossal._src.pipeline.stage import Stage
 from colossal._src.pipeline.tied_gradients import TiedGradientReducer, shared_parameters_of
 from colossal._src.pipeline.timeline import Timeline
-from colossal._src.tensor import refuse_collected_outputs
+from colossal._src.tensor import refuse_collected_outputs, refuse_given_cache
 from colossal.errors import CommunicationError, ConfigError, UnsupportedError
 
 Criterion = Callable[[Any, Any], torch.Tensor]
@@ -215,6 +215,8 @@ class PipelineExecutor:
             found = "Found a model in pipeline stages, each of which has some of the layers."
             advice = "Use a plugin without pp_size, or a criterion of the outputs of the last layer."
             refuse_collected_outputs(models, batch, found, advice)
+            advice = "Pass all tokens in one batch, or use a plugin without pp_size."
+            refuse_given_cache(batch, found, advice)
 
     def _to_device(self, batch: Any) -> Any:
         device = self._mesh.accelerator.get_current_device()

@@ -17,7 +17,8 @@ class WeightGrads:
 
     Inside of `defer`, linear layers are computed so that their backward pass only makes the gradients of their input
     and bias. No module is changed: calls of `torch.nn.functional.linear` and `torch.addmm` are intercepted. Those
-    inside of an activation checkpoint, which the backward pass computes again, are left as they are.
+    under `torch.autograd.graph.saved_tensors_hooks` are left as they are, so that the hooks see what they save. So are
+    those inside of activation checkpoints, which are such hooks, and whose backward pass computes them again.
 
     Source: Qi et al., "Zero Bubble Pipeline Parallelism", https://arxiv.org/abs/2401.10241.
 

@@ -5,6 +5,7 @@ adapted layer, and is sharded like the layer; the other one stays replicated. Of
 are: each rank has the adapters of its experts.
 """
 
+import math
 import sys
 from collections.abc import Mapping
 from typing import Any
@@ -36,6 +37,7 @@ _THIN: Mapping[str, tuple[str | None, str | None]] = {
     "rowwise": ("rowwise", None),
     "rowwise_split_input": ("rowwise_split_input", None),
 }
+_STYLES_OF_DORA = ("colwise", "packed_colwise(2)", "packed_colwise(3)", "colwise_no_reduce", "rowwise")
 
 
 def is_adapted(module: nn.Module) -> bool:
@@ -71,13 +73,17 @@ def shard_adapted_layer(name: str, module: nn.Module, style: str, context: Style
         return STYLES[style](module, context)
     if style in EXPERT_STYLES:
         return _shard_adapted_experts(name, module, style, context)
-    if style not in _THIN or not is_plain or getattr(layer, "lora_variant", None):
+    variants = getattr(layer, "lora_variant", {})
+    if style not in _THIN or not is_plain or (variants and not _are_dora(style, variants, context)):
+        found = f", with a variant of LoRA ({type(next(iter(variants.values()))).__name__})" if variants else ""
+        advice = "Leave it out of target_modules, use plain LoRA, or train with tp_size=1."
+        if isinstance(layer.base_layer, nn.Embedding):
+            advice = "Name it in modules_to_save instead of target_modules, or train with tp_size=1."
         raise PlanError(
             "Low-rank adapters are sharded with linear layers of the styles "
-            f"{', '.join(map(repr, (*_THIN, 'replicate')))}. Found {name}, a {type(module).__name__} "
-            f"around {type(layer.base_layer).__name__} of the style {style!r}"
-            f"{', with a variant of LoRA' if getattr(layer, 'lora_variant', None) else ''}. Leave it out of "
-            "target_modules, use plain LoRA, or train with tp_size=1."
+            f"{', '.join(map(repr, (*_THIN, 'replicate')))}, and those of DoRA with {_STYLES_OF_DORA}. Found {name}, a "
+            f"{type(module).__name__} around {type(layer.base_layer).__name__} of the style {style!r}{found}. "
+            f"{advice}"
         )
     sides = _THIN[style]
     if (adapted := getattr(layer, "parameter_name", None)) is not None:
@@ -93,7 +99,21 @@ def shard_adapted_layer(name: str, module: nn.Module, style: str, context: Style
     for side, side_style in zip(thin, sides, strict=True):
         for key in list(side):
             side[key] = side[key] if side_style is None else STYLES[side_style](side[key], context)
+    for key in variants:
+        from colossal._src.shardformer.sharded_dora import ShardedDora
+
+        magnitudes = layer.lora_magnitude_vector
+        magnitudes[key] = ShardedDora(magnitudes[key], layer.base_layer, layer.lora_B[key], context.mesh)
     return module
+
+
+def _are_dora(style: str, variants: Mapping[str, object], context: StyleContext) -> bool:
+    """Whether variants of LoRA are DoRA, and the style leaves each rank the outputs of its rows."""
+    from colossal._src.shardformer.sharded_dora import is_dora
+
+    if style == "colwise_kv" and (context.num_key_value_heads or math.inf) >= context.mesh.size("tp"):
+        style = "colwise"
+    return style in _STYLES_OF_DORA and all(map(is_dora, variants.values()))
 
 
 def _shard_adapted_experts(name: str, module: nn.Module, style: str, context: StyleContext) -> nn.Module:

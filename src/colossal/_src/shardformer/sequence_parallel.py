@@ -1,6 +1,7 @@
 """Shards the sequences of a model over ranks before its layers, and gathers them after the layers."""
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, final
 
 import torch
@@ -19,9 +20,10 @@ from colossal._src.tensor import (
     base_model_of,
     find_modules,
     refuse_collected_outputs,
+    refuse_given_cache,
     stop_caching,
 )
-from colossal.errors import PlanError, UnsupportedError
+from colossal.errors import PlanError, ShapeError, UnsupportedError
 
 _STATES = "hidden_states"
 _POSITIONS = "position_embeddings"
@@ -55,14 +57,15 @@ def shard_sequence(model: nn.Module, plan: ParallelPlan, sp_config: SequencePara
         parallelize_attention(model, sp_config)
     joins = sp_config.is_over_tp or not keep_sharded or plan.stages.reshapes
     stop_caching(model)
-    model.register_forward_pre_hook(_refuse_collected_outputs, with_kwargs=True)
+    model.register_forward_pre_hook(partial(_refuse_inputs, sp_config.is_over_tp), with_kwargs=True)
     joins_here = joins and bool(here) and here[-1] is layers[-1]
     if here:
         axis: Axis = "tp" if sp_config.is_over_tp else "sp"
         _draw_by_tokens(model, here[0], here[-1] if joins_here else None, TokenStream(sp_config.sharding.mesh, axis))
+    has_images = getattr(model, "main_input_name", "") == "pixel_values"
     for layer in here:
         # Only the first layer of the model shards: to later stages of a pipeline hidden states come sharded.
-        layer.register_forward_pre_hook(_ShardHiddenStates(sp_config, is_first=layer is layers[0]), with_kwargs=True)
+        layer.register_forward_pre_hook(_ShardHiddenStates(sp_config, layer is layers[0], has_images), with_kwargs=True)
     if joins_here:
         here[-1].register_forward_hook(_GatherHiddenStates(sp_config))
     if joins and keep_sharded and not sp_config.is_over_tp:
@@ -71,11 +74,14 @@ def shard_sequence(model: nn.Module, plan: ParallelPlan, sp_config: SequencePara
                 head.register_forward_pre_hook(lambda _head, args: (sp_config.sharding.split(args[0]), *args[1:]))
 
 
-def _refuse_collected_outputs(model: nn.Module, _args: Any, kwargs: Mapping[str, Any]) -> None:
+def _refuse_inputs(is_over_tp: bool, model: nn.Module, _args: Any, kwargs: Mapping[str, Any]) -> None:
     found = "Found a model whose layers have some of the tokens on each rank."
     # the loss that is made of routers' logits, which are those of a rank's tokens, is computed over ranks
     refused = [name for name in COLLECTED if name != "output_router_logits" or not balances_experts(model)]
     refuse_collected_outputs([model], kwargs, found, "Use a plugin without sequence parallelism.", refused)
+    if not is_over_tp:  # else attention gets all tokens
+        advice = "Pass all tokens in one call, or use the mode 'split_gather' with tp_size, or no sequence parallelism."
+        refuse_given_cache(kwargs, found, advice)
 
 
 def _draw_by_tokens(model: nn.Module, first: nn.Module, last: nn.Module | None, stream: TokenStream) -> None:
@@ -107,8 +113,8 @@ def _check_heads(model: nn.Module, plan: ParallelPlan, sp_config: SequenceParall
 class _ShardHiddenStates:
     """Forward pre-hook of a layer: keeps this rank's tokens of inputs that have all tokens."""
 
-    def __init__(self, sp_config: SequenceParallelConfig, is_first: bool) -> None:
-        self._sp_config, self._is_first = sp_config, is_first
+    def __init__(self, sp_config: SequenceParallelConfig, is_first: bool, has_images: bool) -> None:
+        self._sp_config, self._is_first, self._has_images = sp_config, is_first, has_images
 
     def __call__(
         self, _layer: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
@@ -130,9 +136,18 @@ class _ShardHiddenStates:
                 "Hidden states of a sequence have the shape (batch, tokens, width). Found "
                 f"{tuple(states.shape)}, such as that of an image. Use tp_size or pp_size without sequence parallelism."
             )
+        try:
+            own = sharding.split(states.detach()[..., :0] if self._sp_config.is_over_tp else states)
+        except ShapeError as error:
+            if not self._has_images:
+                raise
+            raise UnsupportedError(
+                f"Ranks of a sequence have equally many tokens. Found images of {states.shape[1]} tokens, which are "
+                f"patches and what the model adds to them, such as a class token, over {sharding.size} ranks. Use "
+                "tp_size or pp_size without sequence parallelism, or images of a size whose tokens divide."
+            ) from error
         if not self._sp_config.is_over_tp:
-            return sharding.split(states)
-        sharding.split(states.detach()[..., :0])  # raises what says how long sequences may be
+            return own
         return comm.scatter(states, "tp", 1, sharding.mesh)
 
 

@@ -37,6 +37,7 @@ from colossal._src.tensor import (
     find_modules,
     parameter_names,
     refuse_collected_outputs,
+    refuse_given_cache,
     refuse_gradient_hooks,
     unwrap_adapters,
 )
@@ -160,6 +161,8 @@ def _parallelize(
         is_attention_sharded = is_attention_sharded and all(counts.is_sharded for counts in plan.counts)
         if sp_config is None and is_attention_sharded:  # sequence parallelism refuses more
             model.register_forward_pre_hook(_refuse_attentions, with_kwargs=True)
+        if is_attention_sharded:
+            model.register_forward_pre_hook(_refuse_full_cache, with_kwargs=True)
     elif mesh.size("ep") > 1:
         _apply_plan(model, experts_only(plan), mesh, config, False)
     if sp_config is not None:
@@ -217,6 +220,20 @@ def check_expert_exchange(model: nn.Module, config: ShardConfig, mesh: ParallelM
 def _refuse_attentions(model: nn.Module, _args: Any, kwargs: Mapping[str, Any]) -> None:
     found = "Found a model whose attention has some of the heads on each rank."
     refuse_collected_outputs([model], kwargs, found, "Use a plugin without tensor parallelism.", ["output_attentions"])
+
+
+def _refuse_full_cache(model: nn.Module, _args: Any, kwargs: Mapping[str, Any]) -> None:
+    if kwargs.get("past_key_values") is None:
+        return
+    config: Any = getattr(model, "config", None)
+    full = getattr(config, "num_key_value_heads", None) or getattr(config, "num_attention_heads", None)
+    if full and full > 1:  # a single one is on all ranks
+        found = "Found a model whose attention has some of the heads on each rank."
+        advice = (
+            "Pass what the model itself returned, train LoRA rather than prefixes, or use a plugin without tensor "
+            "parallelism."
+        )
+        refuse_given_cache(kwargs, found, advice, full)
 
 
 def _refuse_adapters(model: nn.Module, sp_config: SequenceParallelConfig) -> None:

@@ -61,6 +61,7 @@ from colossal._src.tensor.shard import shard, unshard
 if TYPE_CHECKING:
     from colossal._src.tensor.collected_outputs import COLLECTED, refuse_collected_outputs
     from colossal._src.tensor.expert_counts import log_experts
+    from colossal._src.tensor.given_cache import refuse_given_cache
     from colossal._src.tensor.kv_cache import configs_with_cache, stop_caching
     from colossal._src.tensor.relayout_path import LayoutPath, greedy_path, plan_relayout
     from colossal._src.tensor.relayout_step import RelayoutStep, layout_difference, one_step_layouts
@@ -76,6 +77,7 @@ _MODULE_OF = {
     "one_step_layouts": "colossal._src.tensor.relayout_step",
     "plan_relayout": "colossal._src.tensor.relayout_path",
     "refuse_collected_outputs": "colossal._src.tensor.collected_outputs",
+    "refuse_given_cache": "colossal._src.tensor.given_cache",
     "stop_caching": "colossal._src.tensor.kv_cache",
 }  # which few programs need
 
@@ -126,6 +128,7 @@ __all__ = [
     "placement_of",
     "plan_relayout",
     "refuse_collected_outputs",
+    "refuse_given_cache",
     "refuse_gradient_hooks",
     "relayout",
     "replicas_of",

@@ -8,9 +8,10 @@ from weakref import ref
 
 import torch
 from torch import nn
+from torch.optim import Optimizer
 
 from colossal._src.cluster import ParallelMesh
-from colossal._src.comm import Channel, equal_on_all_ranks, equal_text_on_all_ranks
+from colossal._src.comm import Channel, equal_on_all_ranks, equal_text_on_all_ranks, int64_digest
 from colossal._src.lazy import (
     LazyTensor,
     RecordedOperation,
@@ -20,7 +21,17 @@ from colossal._src.lazy import (
     recorded_operations,
     rng_states_of,
 )
-from colossal._src.tensor import DATA, Replicas, broadcast_values, grad_of, placement_of, replicas_of, set_grad
+from colossal._src.tensor import (
+    DATA,
+    Replicas,
+    broadcast_values,
+    grad_of,
+    group_by_replicas,
+    is_dtensor,
+    placement_of,
+    replicas_of,
+    set_grad,
+)
 from colossal.errors import ConfigError
 
 _NAMES_SHOWN = 3
@@ -73,6 +84,30 @@ def broadcast_buffers_before_forward(model: nn.Module, mesh: ParallelMesh) -> No
         model.register_forward_pre_hook(broadcast)
 
 
+def check_averaged(optimizer: Optimizer, mesh: ParallelMesh) -> None:
+    """Refuse a step by gradients that `no_sync` accumulated, unless the program has averaged them itself.
+
+    Communication: all_reduce, dp, 16 bytes for each group of replicas; pp, tp and dp, 16 bytes; not counted.
+    """
+    held = [each for group in optimizer.param_groups for each in group["params"]]  # may be master weights
+    held = [each for each in held if not is_dtensor(each)]  # FSDP2 keeps those of each rank elsewhere
+    is_equal = True
+    for replicas, parameters in group_by_replicas(held, mesh).items():
+        grads = [grad.to_dense() if grad.is_sparse else grad for grad in map(grad_of, parameters) if grad is not None]
+        is_equal &= all(equal_on_all_ranks([int64_digest(*grads)], [replicas.group]))
+    # also on ranks of other stages and shards, which may train nothing that differs
+    everywhere = equal_on_all_ranks([is_equal], [mesh.group(axis) for axis in ("pp", "tp", DATA)])
+    if not (is_equal and all(everywhere)):
+        raise ConfigError(UNAVERAGED)
+
+
+UNAVERAGED = (
+    "A step needs gradients that are averaged over the ranks. Found some that were accumulated inside of no_sync and "
+    "not averaged since. Run the last backward pass before a step outside of no_sync, or call zero_grad() to discard "
+    "them."
+)
+
+
 @final
 class HookedAverager:
     """Averages gradients one by one, of parameters that others leave out: scalars under FSDP2, experts under DDP.
@@ -83,7 +118,8 @@ class HookedAverager:
     """
 
     def __init__(self, parameters: Iterable[nn.Parameter], mesh: ParallelMesh) -> None:
-        self.enabled = True
+        self.mesh, self.enabled = mesh, True
+        self.is_accumulating = False  # whether the last gradients are those of this rank
         for parameter in parameters:
             replicas = replicas_of(parameter, mesh)
             if not replicas.has_others:
@@ -105,6 +141,7 @@ class HookedAverager:
             self.enabled = before
 
     def _average(self, replicas: Replicas, parameter: torch.Tensor) -> None:
+        self.is_accumulating = not self.enabled
         if self.enabled and (grad := grad_of(parameter)) is not None:
             set_grad(parameter, replicas.channel().all_reduce(grad) / replicas.size)
 

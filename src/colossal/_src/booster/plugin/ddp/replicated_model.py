@@ -13,10 +13,10 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from colossal._src.booster.plugin.replica_sync import HookedAverager
-from colossal._src.comm import all_reduce_over, equal_on_all_ranks, int64_digest
+from colossal._src.booster.plugin.replica_sync import HookedAverager, check_averaged
+from colossal._src.comm import all_reduce_over
 from colossal._src.interface import ModelWrapper, OptimizerWrapper, prepare_passes, unwrap_model
-from colossal._src.tensor import grad_of, set_grad
+from colossal._src.tensor import DATA, grad_of, set_grad
 from colossal.errors import CommunicationError, ConfigError, UnsupportedError
 
 _NAMES_SHOWN = 3
@@ -117,7 +117,7 @@ class ReplicatedModel:
 
     def _reset(self) -> None:
         """Discard what a backward pass left that an exception ended, so that the next batch can follow."""
-        self._has_pass = self._has_grad = self._is_accumulating = False
+        self._has_pass = self._has_grad = self._is_accumulating = self._averager.is_accumulating = False
         if self._ddp is not None and not self._is_reduced():
             self._ddp.reducer._reset_state()  # noqa: SLF001 (torch has no public name for it)
 
@@ -158,12 +158,11 @@ class ReplicatedModel:
 
     def check_reduced(self, optimizer: Optimizer) -> None:
         """Refuse a step by gradients that still are those of this rank, as others of their bucket never came."""
-        is_accumulating, self._is_accumulating = self._is_accumulating, False
-        if self._ddp is None or dist.get_world_size(self._ddp.process_group) == 1:
-            return
-        if is_accumulating:
-            self._check_equal_grads(optimizer)
-        if self._is_reduced():
+        is_accumulating = self._is_accumulating or self._averager.is_accumulating
+        self._is_accumulating = self._averager.is_accumulating = False
+        if is_accumulating and self._averager.mesh.size(DATA) > 1:
+            check_averaged(optimizer, self._averager.mesh)
+        if self._ddp is None or self._is_reduced():
             return
         names = {parameter: name for name, parameter in unwrap_model(self._model).named_parameters()}
         unused = [names.get(each, "one") for each in self._parameters if each.requires_grad and each.grad is None]
@@ -172,21 +171,6 @@ class ReplicatedModel:
             f"backward pass that did not use all parameters{_listing(unused)}, so that others were not reduced. "
             f"{_UNUSED}, or freeze what does not train by requires_grad_(False)."
         )
-
-    def _check_equal_grads(self, optimizer: Optimizer) -> None:
-        """Refuse a step by gradients that `no_sync` accumulated, unless the program has reduced them itself.
-
-        Communication: all_reduce, dp, 16 bytes; not counted.
-        """
-        ddp: Any = self._ddp
-        held = [each for group in optimizer.param_groups for each in group["params"]]  # may be master weights
-        grads = [grad.to_dense() if grad.is_sparse else grad for grad in map(grad_of, held) if grad is not None]
-        if not all(equal_on_all_ranks([int64_digest(*grads)], [ddp.process_group])):
-            raise ConfigError(
-                "A step needs gradients that are averaged over the ranks. Found some that were accumulated inside of "
-                "no_sync and not averaged since. Run the last backward pass before a step outside of no_sync, or call "
-                "zero_grad() to discard them."
-            )
 
     def on_grad(self) -> None:
         """Refuse a gradient of a pass that nothing reduces."""

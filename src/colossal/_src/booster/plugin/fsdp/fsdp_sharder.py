@@ -26,8 +26,10 @@ from colossal._src.booster.plugin.fsdp.fsdp_optimizer import (
 from colossal._src.booster.plugin.fsdp.fsdp_options import FSDPOptions
 from colossal._src.booster.plugin.fsdp.fsdp_pass_checks import PassChecks, fsdp_params
 from colossal._src.booster.plugin.replica_sync import (
+    UNAVERAGED,
     HookedAverager,
     broadcast_buffers_before_forward,
+    check_averaged,
     check_equal_digests,
     check_same_lazy_tensors,
     persistent_buffers,
@@ -130,6 +132,7 @@ class FSDPSharder:
 
     def discard(self) -> None:
         """Discard the gradients that `no_sync` accumulated, and those of a pass that an exception ended."""
+        self._scalar_grad_averager.is_accumulating = False
         was_unfinished = self._passes is not None and self._passes.reset()
         if was_unfinished or self._has_unreduced_grads:
             for parameter in self._params_with_unsharded_grad():
@@ -227,13 +230,11 @@ class FSDPSharder:
         if not torch.is_grad_enabled():
             self._reshard()
 
-    def _before_step(self, *_step: Any) -> None:
+    def _before_step(self, optimizer: Optimizer, *_step: Any) -> None:
         if self._has_unreduced_grads and next(self._params_with_unsharded_grad(), None) is not None:
-            raise ConfigError(
-                "A step needs gradients that are averaged over the ranks. Found some that were accumulated inside of "
-                "no_sync and not averaged since. Run the last backward pass before a step outside of no_sync, or call "
-                "zero_grad() to discard them."
-            )
+            raise ConfigError(UNAVERAGED)
+        if self._scalar_grad_averager.is_accumulating:
+            check_averaged(optimizer, self._mesh)
         self._keep_unreduced(False)
         self._reshard()
         if self._passes is not None:

@@ -250,6 +250,7 @@ def _connect_pipeline(built: Assembly, zero_shards: ZeroShards | None) -> tuple[
     replicas = GradientAverager(stages, built.replicas, options.ddp)
     if built.wrapper is not None:
         built.wrapper.limit_parameters(built.trained.parameters())
+        replicas.watch(built.wrapper)
     executor = HybridExecutor(run, nullcontext, replicas.average)
     return wrapper, Capabilities(no_sync=replicas.no_sync, executor=executor)
 
