@@ -232,9 +232,11 @@ def test_properties_tell_where_a_rank_is(rank: int) -> None:
         plugin = HybridParallelPlugin(tp_size=2, pp_size=2, num_microbatches=2)
         mesh, manager = plugin.mesh, plugin.stage_manager
         assert plugin.pg_mesh is mesh
+        assert plugin.zero_stage == 0
         assert plugin.enable_pipeline_parallelism
         assert plugin.shard_config.mesh is mesh
         assert manager is not None
+        assert not manager.use_zbv
         assert (manager.stage, manager.num_stages, manager.num_model_chunks) == (mesh.rank("pp"), 2, 1)
         assert manager.is_first_stage(ignore_chunk=True) is (manager.stage == 0)
         assert manager.is_last_stage(ignore_chunk=True) is (manager.stage == 1)
@@ -260,4 +262,5 @@ def test_the_last_stage_of_a_v_is_on_the_first_rank() -> None:
         with fake_world(2, rank):
             plugin = HybridParallelPlugin(1, 2, num_microbatches=2, pp_style="zbv", num_model_chunks=2)
             assert plugin.stage_manager is not None
+            assert plugin.stage_manager.use_zbv
             assert plugin.stage_manager.is_first_stage() is plugin.stage_manager.is_last_stage() is (rank == 0)

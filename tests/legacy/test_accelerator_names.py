@@ -40,6 +40,19 @@ def test_random_numbers_go_on_from_a_state() -> None:
     assert torch.equal(torch.rand(3), first)
 
 
+@pytest.mark.parametrize("name", ["memory_allocated", "max_memory_reserved", "reset_peak_memory_stats", "synchronize"])
+def test_a_device_is_taken_where_torch_takes_one(name: str) -> None:
+    cpu = CpuAccelerator()
+    for device in (cpu.get_current_device(), "cpu", 0, None):
+        getattr(cpu, name)(device)
+        getattr(cpu, name)(device=device)
+    state = cpu.get_rng_state("cpu")
+    cpu.set_rng_state(state, device="cpu")
+    assert torch.equal(cpu.get_rng_state(), state)
+    with pytest.raises(ConfigError, match="Found the device 'cuda:1'"):
+        getattr(cpu, name)("cuda:1")
+
+
 def test_models_move_and_compute_in_lower_precision() -> None:
     cpu = CpuAccelerator()
     layers = [nn.Linear(2, 2), nn.Linear(2, 2)]

@@ -179,9 +179,20 @@ def test_the_ranks_of_experts() -> None:
             api.get_ep_size(torch.ones(2))
         config = ShardConfig(ep_group=mesh.group("ep"), moe_dp_group=mesh.group("edp"), extra_kwargs={}, sp_axis=1)
         assert config.mesh is mesh
+        assert config.expert_parallel_size == 2
     with fake_world(2), pytest.raises(UnsupportedError, match="Found fp8_communication"):
         ShardConfig(fp8_communication=True)
     assert ShardConfig(make_vocab_size_divisible_by=1).mesh is None
+
+
+@pytest.mark.parametrize(("mode", "axis"), [(None, "sp"), ("ring", "tp"), ("all_to_all", "sp")])
+def test_a_config_says_its_sizes(mode: str | None, axis: Any) -> None:
+    with fake_world(4):
+        mesh = ParallelMesh(tp=2) if axis == "tp" else ParallelMesh(tp=2, sp=2)
+        options: Any = {"enable_sequence_parallelism": True, "sequence_parallelism_mode": mode}
+        config = ShardConfig(mesh, **options)
+        assert (config.tensor_parallel_size, config.sequence_parallel_size, config.expert_parallel_size) == (2, 2, 1)
+        assert ShardConfig(ParallelMesh(tp=2)).sequence_parallel_size == 1
 
 
 def test_a_tensor_that_is_padded_already() -> None:

@@ -233,10 +233,24 @@ def test_a_layer_can_return_its_loss() -> None:
     assert MOE_CONTEXT.get_loss() == 0.0
 
 
+def test_the_routers_take_their_arguments_in_the_documented_order() -> None:
+    noise = NormalNoiseGenerator(NUM_EXPERTS)
+    assert Top1Router(1.5, 3.0, 2, "random", noise, False) == Top1Router(
+        capacity_factor_train=1.5,
+        capacity_factor_eval=3.0,
+        min_capacity=2,
+        select_policy="random",
+        noisy_func=noise,
+        drop_tks=False,
+    )
+    router = Top2Router(1.5, 3.0, 2, noise, False)
+    assert (router.noisy_func, router.drop_tks, router.select_policy, router.top_k) == (noise, False, "first", 2)
+
+
 @pytest.mark.parametrize("kind", [Top1Router, Top2Router])
 def test_settings_of_routers(kind: Any) -> None:
     noise = UniformNoiseGenerator(0.1)
-    router = kind(1.0, 3.0, 2, "random", noise, False).build(8, NUM_EXPERTS)
+    router = kind(1.0, 3.0, 2, select_policy="random", noisy_func=noise, drop_tks=False).build(8, NUM_EXPERTS)
     assert router.top_k == (1 if kind is Top1Router else 2)
     assert router.noise == UniformNoise(0.1)
     capacity = router.capacity

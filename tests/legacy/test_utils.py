@@ -178,6 +178,20 @@ def test_data_parallel_ranks_get_the_values_of_the_first() -> None:
         assert weight == mean == tp_rank
 
 
+def test_ranks_of_a_mode_get_the_values_of_its_first() -> None:
+    def program() -> list[float]:
+        values = []
+        for mode in (ParallelMode.DATA, ParallelMode.TENSOR, ParallelMode.GLOBAL):
+            with ParallelMesh(tp=2):
+                model = nn.Linear(1, 1, bias=False)
+                nn.init.constant_(model.weight, dist.get_rank())
+                utils.sync_model_param(model, mode)
+                values.append(model.weight.item())
+        return values
+
+    assert run_threads(program, 4) == [[0, 0, 0], [1, 0, 0], [0, 2, 0], [1, 2, 0]]
+
+
 def clipped_model() -> nn.Module:
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(6, 6), nn.ReLU(), nn.Linear(6, 6), nn.ReLU())

@@ -159,6 +159,15 @@ def test_bfloat16_logits_lose_nothing_more(name) -> None:
     run_threads(check_bfloat16, GRIDS[name]["tp"], name)
 
 
+def test_a_reduction_may_be_true_or_false() -> None:
+    logits, targets = torch.randn(3, 4), torch.tensor([0, 3, 1])
+    for kind in (CrossEntropyLoss, VocabParallelCrossEntropyLoss):
+        for word, flag in (("mean", True), ("none", False)):
+            assert torch.equal(kind(reduction=flag)(logits, targets), kind(reduction=word)(logits, targets))
+    with pytest.raises(ConfigError, match="by its name: reduction=True"):
+        CrossEntropyLoss(True)  # type: ignore[arg-type]
+
+
 def test_what_does_not_fit_is_refused() -> None:
     for kind in (CrossEntropyLoss, VocabParallelCrossEntropyLoss):
         with pytest.raises(ConfigError, match="mean, sum or none. Found 'average'"):

@@ -269,14 +269,14 @@ class CheckpointIndexFile:
                 "shards (dtensor). Save the model again with gather_dtensor=True, which is the default."
             )
 
-    def append_weight_map(self, param_id: int | str, shard_file: str) -> None:
+    def append_weight_map(self, param_name: int | str, shard_file: str) -> None:
         """Say which file holds a parameter.
 
         Args:
-            param_id: Name of the parameter, or its position in the optimizer.
+            param_name: Name of the parameter, or its position in the optimizer.
             shard_file: File name, without a directory.
         """
-        self.weight_map[str(param_id)] = shard_file
+        self.weight_map[str(param_name)] = shard_file
 
     def append_meta_data(self, name: str, val: Any) -> None:
         """Add one entry to the metadata.

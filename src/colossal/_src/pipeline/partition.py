@@ -135,6 +135,11 @@ class PipelineStageManager:
         return self.mesh.size("pp")
 
     @property
+    def use_zbv(self) -> bool:
+        """Whether stages go back from the last rank to the first, in a V."""
+        return self.placement.is_v
+
+    @property
     def num_model_chunks(self) -> int:
         """Number of stages that each rank has."""
         return len(self.placement.stages_of(self.stage))

@@ -198,6 +198,17 @@ class ShardConfig:
         """Ranks that share a tensor: those of the tp axis of the mesh, by default of the ambient one."""
         return (self.mesh or current_mesh()).size("tp") if self.enable_tensor_parallelism else 1
 
+    @property
+    def sequence_parallel_size(self) -> int:
+        """Ranks over which a sequence is sharded; 1 if it is not."""
+        sharing = self.sequence_parallel_config(self.mesh or current_mesh())
+        return 1 if sharing is None else sharing.sharding.size
+
+    @property
+    def expert_parallel_size(self) -> int:
+        """Ranks over which experts are sharded."""
+        return (self.mesh or current_mesh()).size("ep")
+
     def shards_tensors(self, mesh: ParallelMesh) -> bool:
         """Tell whether layers are sharded over the tp axis of a mesh.
 

@@ -19,11 +19,11 @@ _AVAILABLE: dict[str, type[MixedPrecision]] = {
 }
 
 
-def mixed_precision_factory(name: str) -> MixedPrecision:
+def mixed_precision_factory(mixed_precision_type: str) -> MixedPrecision:
     """Make the mixed precision of a name.
 
     Args:
-        name: ``"fp16"``, ``"fp16_apex"``, ``"fp16_naive"``, ``"bf16"``, ``"fp8"`` or ``"fp32"``.
+        mixed_precision_type: ``"fp16"``, ``"fp16_apex"``, ``"fp16_naive"``, ``"bf16"``, ``"fp8"`` or ``"fp32"``.
 
     Returns:
         A new object with its defaults.
@@ -37,6 +37,8 @@ def mixed_precision_factory(name: str) -> MixedPrecision:
         >>> type(mixed_precision_factory("bf16")).__name__
         'BF16MixedPrecision'
     """
-    if name not in _AVAILABLE:
-        raise ConfigError(f"Mixed precision is one of {', '.join(_AVAILABLE)}. Found {name!r}. Pass one of them.")
-    return _AVAILABLE[name]()
+    if mixed_precision_type not in _AVAILABLE:
+        raise ConfigError(
+            f"Mixed precision is one of {', '.join(_AVAILABLE)}. Found {mixed_precision_type!r}. Pass one of them."
+        )
+    return _AVAILABLE[mixed_precision_type]()

@@ -11,7 +11,7 @@ from torch import nn
 from colossal import accelerator as today
 from colossal._src.legacy.notice import superseded
 from colossal.accelerator import Accelerator
-from colossal.errors import UnsupportedError
+from colossal.errors import ConfigError, UnsupportedError
 
 _M = TypeVar("_M", bound=nn.Module | Sequence[nn.Module])
 
@@ -84,6 +84,31 @@ _ALLOCATED_ON_CPU = {
     "reset_max_memory_allocated": "reset_peak_memory_stats",
     "reset_max_memory_cached": "reset_peak_memory_stats",
 }
+# Verbs whose last argument is a device, and how many stand before it.
+_OF_A_DEVICE: Mapping[str, int] = {
+    "get_rng_state": 0,
+    "max_memory_allocated": 0,
+    "memory_allocated": 0,
+    "reset_peak_memory_stats": 0,
+    "set_rng_state": 1,
+    "synchronize": 0,
+}
+
+
+def _of_the_only_device(verb: Callable[..., Any], num_args: int) -> Callable[..., Any]:
+    """Let a verb of the CPU take the device that it has for accelerators."""
+
+    def call(*args: Any, device: torch.device | str | int | None = None) -> Any:
+        own, given = args[:num_args], [*args[num_args:], device]
+        for each in given:
+            if isinstance(each, torch.device | str) and torch.device(each).type != "cpu":
+                raise ConfigError(
+                    f"The accelerator of this process is the CPU. Found the device {str(each)!r}. Leave it out, or "
+                    "pass get_accelerator().get_current_device()."
+                )
+        return verb(*own)
+
+    return call
 
 
 class BaseAccelerator:
@@ -127,9 +152,14 @@ class BaseAccelerator:
         if name.startswith("_"):
             raise AttributeError(name)
         if self._device.is_cpu:
-            if name in _OF_CPU:
-                return _OF_CPU[name]
             name = _ALLOCATED_ON_CPU.get(name, name)
+            verb = _OF_CPU.get(name) or getattr(self._device, name, None)
+            if name in _OF_A_DEVICE and verb is not None:
+                return _of_the_only_device(verb, _OF_A_DEVICE[name])
+            if name in _OF_CPU:
+                return verb
+        elif name in _OF_A_DEVICE and hasattr(torch.get_device_module(self.name), name):
+            return getattr(torch.get_device_module(self.name), name)
         if hasattr(self._device, name):
             return getattr(self._device, name)
         if name not in _OF_TORCH:

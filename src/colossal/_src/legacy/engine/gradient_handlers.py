@@ -46,7 +46,7 @@ class BaseGradientHandler(ABC):
         0.5
     """
 
-    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer | OptimizerWrapper) -> None:
+    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer | OptimizerWrapper | None) -> None:
         self._model, self._optimizer = model, optimizer
 
     @abstractmethod
@@ -92,7 +92,7 @@ class MoeGradientHandler(DataParallelGradientHandler):
 
     Args:
         model: The model of the engine.
-        optimizer: Its optimizer.
+        optimizer: Its optimizer; it is not asked.
 
     Communication: all_reduce, dp or edp, the gradients' bytes.
 
@@ -112,6 +112,9 @@ class MoeGradientHandler(DataParallelGradientHandler):
         >>> run_threads(program, 2)
         [0.0, 0.5]
     """
+
+    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer | OptimizerWrapper | None = None) -> None:
+        super().__init__(model, optimizer)
 
 
 @GRADIENT_HANDLER.register_module

@@ -122,7 +122,7 @@ class Top1Router(TopKRouter):
     """
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, init=False)
 class Top2Router(TopKRouter):
     """A router to two experts for each token, as of GShard.
 
@@ -130,9 +130,9 @@ class Top2Router(TopKRouter):
         capacity_factor_train: The factor of the capacity in training.
         capacity_factor_eval: The factor in evaluation.
         min_capacity: The least that an expert takes.
-        select_policy: Keep the first tokens of those that are too many, or random ones.
         noisy_func: What changes logits in training.
         drop_tks: Whether tokens are dropped in evaluation too.
+        select_policy: Keep the first tokens of those that are too many, or random ones.
         top_k: The number of experts of a token.
 
     Example:
@@ -141,4 +141,15 @@ class Top2Router(TopKRouter):
         2
     """
 
-    top_k: int = 2
+    def __init__(
+        self,
+        capacity_factor_train: float = 1.25,
+        capacity_factor_eval: float = 2.0,
+        min_capacity: int = 4,
+        noisy_func: NoiseFunction | None = None,
+        drop_tks: bool = True,
+        select_policy: Literal["first", "random"] = "first",
+        top_k: int = 2,
+    ) -> None:
+        capacity = capacity_factor_train, capacity_factor_eval, min_capacity
+        super().__init__(*capacity, select_policy, noisy_func, drop_tks, top_k)

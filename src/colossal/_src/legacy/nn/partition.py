@@ -11,13 +11,13 @@ from colossal._src.legacy.notice import superseded
 from colossal._src.nn.layer import DropPath, split_input
 
 
-def partition_batch(inputs: Any) -> Any:
+def partition_batch(input_: Any) -> Any:
     """Keep this rank's samples of a batch that all ranks of the tensor-parallel group have.
 
     Superseded by `colossal.nn.split_input`.
 
     Args:
-        inputs: A tensor with samples first, or a mapping or sequence of such tensors.
+        input_: A tensor with samples first, or a mapping or sequence of such tensors.
 
     Returns:
         The same structure with this rank's samples; in 1D, or without tensor parallelism, all of them.
@@ -37,15 +37,15 @@ def partition_batch(inputs: Any) -> Any:
         {'labels': tensor([2, 3])}
     """
     superseded("colossal.nn.partition_batch", "colossal.nn.split_input(batch, features=False)")
-    if isinstance(inputs, torch.Tensor):
-        return split_input(inputs, features=False)
-    if isinstance(inputs, Mapping):
-        parts: Mapping[Any, Any] = inputs
+    if isinstance(input_, torch.Tensor):
+        return split_input(input_, features=False)
+    if isinstance(input_, Mapping):
+        parts: Mapping[Any, Any] = input_
         return {name: partition_batch(each) for name, each in parts.items()}
-    if isinstance(inputs, list | tuple):
-        values: list[Any] | tuple[Any, ...] = inputs
+    if isinstance(input_, list | tuple):
+        values: list[Any] | tuple[Any, ...] = input_
         return type(values)(partition_batch(each) for each in values)
-    return inputs
+    return input_
 
 
 @final

@@ -8,9 +8,10 @@ from torch import distributed as dist
 from torch import nn
 
 from colossal._src.cluster import Axis, ParallelMesh, current_mesh
-from colossal._src.comm import all_reduce_over
+from colossal._src.comm import Channel, all_reduce_over
 from colossal._src.interface import OptimizerWrapper, Peers
-from colossal._src.legacy.context import global_context
+from colossal._src.legacy.context import ParallelMode, global_context
+from colossal._src.legacy.mesh import grid_of_group
 from colossal._src.tensor import broadcast_values, comm_device, local_of, placement_of
 
 
@@ -144,13 +145,14 @@ def switch_virtual_pipeline_parallel_rank(rank: int | None) -> Iterator[None]:
         global_context.set_virtual_pipeline_parallel_rank(before)
 
 
-def sync_model_param(model: nn.Module) -> None:
-    """Give all data-parallel ranks the parameters and buffers of the first one.
+def sync_model_param(model: nn.Module, parallel_mode: ParallelMode = ParallelMode.DATA) -> None:
+    """Give all ranks of a group the parameters and buffers of the first one.
 
     Args:
-        model: The model, of the same structure on all ranks.
+        model: The model, of the same structure on these ranks.
+        parallel_mode: The group: by default the data-parallel ranks.
 
-    Communication: broadcast, dp, the model's bytes.
+    Communication: broadcast, dp or the axis of the mode, the model's bytes.
 
     Example:
         >>> import torch
@@ -165,8 +167,12 @@ def sync_model_param(model: nn.Module) -> None:
         >>> run_threads(program, 2)
         [0.0, 0.0]
     """
-    if is_using_ddp():
-        broadcast_values([*model.parameters(), *model.buffers()], current_mesh())
+    values = [*model.parameters(), *model.buffers()]
+    if parallel_mode is not ParallelMode.DATA:
+        if global_context.is_initialized(parallel_mode) and global_context.get_world_size(parallel_mode) > 1:
+            Channel("tp", grid_of_group(global_context.get_group(parallel_mode))).broadcast(values)
+    elif is_using_ddp():
+        broadcast_values(values, current_mesh())
 
 
 def clip_grad_norm_fp32(

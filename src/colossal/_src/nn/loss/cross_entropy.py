@@ -26,9 +26,11 @@ class _TokenLoss(torch.nn.Module):
     """Implements what both losses have in common: the options, and the sum over the tokens of all ranks."""
 
     def __init__(
-        self, ignore_index: int, reduction: Reduction, label_smoothing: float, mesh: ParallelMesh | None
+        self, ignore_index: int, reduction: Reduction | bool, label_smoothing: float, mesh: ParallelMesh | None
     ) -> None:
         super().__init__()
+        if isinstance(reduction, bool):  # as programs of the older documentation say it
+            reduction = "mean" if reduction else "none"
         if reduction not in ("mean", "sum", "none"):
             raise ConfigError(f"A reduction is mean, sum or none. Found {reduction!r}. Pass one of them.")
         if isinstance(ignore_index, bool):
@@ -78,12 +80,13 @@ class CrossEntropyLoss(_TokenLoss):
     Args:
         weight: A weight for each class.
         ignore_index: A target that does not count.
-        reduction: ``"mean"`` or ``"sum"`` over the tokens of all ranks, or ``"none"``: each of this rank's own.
+        reduction: ``"mean"`` or ``"sum"`` over the tokens of all ranks, or ``"none"``: each of this rank's own. True
+            is the mean, and False none.
         label_smoothing: Fraction of the target probability that is spread over all classes.
         mesh: The mesh; the ambient one by default.
 
     Raises:
-        ConfigError: There is no such reduction, or `ignore_index` is True or False.
+        ConfigError: There is no such reduction, or `weight` or `ignore_index` is True or False.
 
     Communication: none in 1D. On a grid all_reduce, its token axes, 12 bytes; none backward.
 
@@ -98,12 +101,16 @@ class CrossEntropyLoss(_TokenLoss):
         self,
         weight: torch.Tensor | None = None,
         ignore_index: int = _IGNORED,
-        reduction: Reduction = "mean",
+        reduction: Reduction | bool = "mean",
         label_smoothing: float = 0.0,
         *,
         mesh: ParallelMesh | None = None,
     ) -> None:
         super().__init__(ignore_index, reduction, label_smoothing, mesh)
+        if isinstance(weight, bool):
+            raise ConfigError(
+                f"weight has a value for each class. Found {weight}. Pass a reduction by its name: reduction={weight}."
+            )
         self.weight: torch.Tensor | None
         self.register_buffer("weight", weight)
 
@@ -148,7 +155,8 @@ class VocabParallelCrossEntropyLoss(_TokenLoss):
 
     Args:
         ignore_index: A target that does not count.
-        reduction: ``"mean"`` or ``"sum"`` over the tokens of all ranks, or ``"none"``: each of this rank's own.
+        reduction: ``"mean"`` or ``"sum"`` over the tokens of all ranks, or ``"none"``: each of this rank's own. True
+            is the mean, and False none.
         label_smoothing: Fraction of the target probability that is spread over all classes.
         num_classes: The number of classes; by default as many as the ranks have, which is asked for each time.
         mesh: The mesh; the ambient one by default.
@@ -171,7 +179,7 @@ class VocabParallelCrossEntropyLoss(_TokenLoss):
     def __init__(
         self,
         ignore_index: int = _IGNORED,
-        reduction: Reduction = "mean",
+        reduction: Reduction | bool = "mean",
         label_smoothing: float = 0.0,
         *,
         num_classes: int | None = None,

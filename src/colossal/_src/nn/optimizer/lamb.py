@@ -121,8 +121,8 @@ class DistributedLamb(SetupDistributedMixin, LambBase):
         betas: Decay rates of the moments.
         eps: Added to the square root of the second moment.
         weight_decay: Weight decay: this multiple of the parameter is added to the update.
-        adam: Leave the factor out, which makes it AdamW.
         bias_correction: Whether to correct the bias of the moments, which start at zero.
+        adam: Leave the factor out, which makes it AdamW.
 
     Raises:
         ConfigError: An argument is out of its range.
@@ -156,8 +156,8 @@ class DistributedLamb(SetupDistributedMixin, LambBase):
         betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-6,
         weight_decay: float = 0,
-        adam: bool = False,
         bias_correction: bool = False,
+        adam: bool = False,
     ) -> None:
         super().__init__(params, _defaults(lr, betas, eps, weight_decay, adam, bias_correction))
 

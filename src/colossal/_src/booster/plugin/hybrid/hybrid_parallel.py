@@ -222,6 +222,11 @@ class HybridParallelPlugin(DataParallelPlugin):
         """Replicas, which see different data."""
         return self.mesh.size(DATA)
 
+    @property
+    def zero_stage(self) -> int:
+        """What is partitioned over the replicas: nothing (0), optimizer states (1), or gradients as well (2)."""
+        return self._options.zero_stage
+
     @cached_property
     def _replicas(self) -> ParallelMesh:
         """The mesh on whose dp axis are all ranks with the same parameters: those of the sp axis as well."""
