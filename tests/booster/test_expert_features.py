@@ -98,11 +98,11 @@ def freeze(model: nn.Module, *names: str, but: bool = False) -> None:
             each.requires_grad_(False)
 
 
-def accumulate(run: Run, **options: Any) -> Result:
+def accumulate(run: Run, averages_each: bool = False, **options: Any) -> Result:
     model, optimizer = run.boost()
     norms: list[float] = []
     for step in range(2):
-        with run.booster.no_sync(model, optimizer):
+        with nullcontext() if averages_each else run.booster.no_sync(model, optimizer):
             run.backward(model, optimizer, step, **options)
         run.backward(model, optimizer, step + 2, **options)
         finish(optimizer, norms)
@@ -137,14 +137,14 @@ def with_closure(run: Run) -> Result:
     return model, norms
 
 
-def thaw(run: Run) -> Result:
-    """Experts that are frozen in the first step."""
+def freeze_in(run: Run, frozen: int) -> Result:
+    """Experts that are frozen in one of three steps."""
     model, optimizer = run.boost()
     norms: list[float] = []
-    for step in range(2):
+    for step in range(3):
         for name, each in model.unwrap().named_parameters():
             if GROUP_OF_EXPERTS in name:
-                each.requires_grad_(step > 0)
+                each.requires_grad_(step != frozen)
         run.backward(model, optimizer, step)
         finish(optimizer, norms)
     return model, norms
@@ -244,6 +244,7 @@ def with_hook(run: Run) -> Result:
 
 FEATURES: dict[str, Callable[[Run], Result]] = {
     "no_sync": accumulate,
+    "averaged after each pass": partial(accumulate, averages_each=True),
     "no_sync, aux loss": partial(accumulate, output_router_logits=True),
     "aux loss": partial(trained, output_router_logits=True),
     "zero_grad": discard,
@@ -252,7 +253,8 @@ FEATURES: dict[str, Callable[[Run], Result]] = {
     "frozen experts": partial(trained, prepare=lambda model: freeze(model, GROUP_OF_EXPERTS)),
     "experts alone": partial(trained, prepare=lambda model: freeze(model, GROUP_OF_EXPERTS, but=True)),
     "routers alone": partial(trained, prepare=lambda model: freeze(model, ROUTER, but=True)),
-    "thawed experts": thaw,
+    "thawed experts": partial(freeze_in, frozen=0),
+    "experts frozen between": partial(freeze_in, frozen=1),
     "groups": partial(trained, make=groups),
     "schedule": scheduled,
     "evaluation": partial(between, do=partial(evaluate, generates=False)),

@@ -182,6 +182,17 @@ def test_copies_of_experts_on_consecutive_ranks_are_refused() -> None:
         MoeHybridParallelPlugin(1, 1, 2, moe_dp_outside=False)
 
 
+def test_sequence_overlap_is_that_of_the_ring() -> None:
+    from colossal.legacy.booster import MoeHybridParallelPlugin
+
+    ring = {"tp_size": 2, "enable_sequence_parallelism": True, "sequence_parallelism_mode": "ring"}
+    with fake_world(2):
+        assert MoeHybridParallelPlugin(pp_size=1, ep_size=2, enable_sequence_overlap=True, **ring).tp_size == 2
+    for options in ({"tp_size": 2}, ring | {"sequence_parallelism_mode": "split_gather"}):
+        with pytest.raises(UnsupportedError, match=r"Found enable_sequence_overlap=True with .* Pass True and 'ring'"):
+            MoeHybridParallelPlugin(pp_size=1, ep_size=2, enable_sequence_overlap=True, **options)
+
+
 def test_a_model_without_experts_is_refused() -> None:
     with fake_world(2), pytest.raises(PlanError, match=r"Found .*ep=2.*LlamaForCausalLM, which has none.*Leave ep out"):
         boost(hybrid({"ep_size": 2}), build("llama"))

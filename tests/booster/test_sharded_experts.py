@@ -12,8 +12,10 @@ from torch import distributed as dist
 from torch import nn
 
 from colossal._src import comm
+from colossal._src.booster.plugin.ddp.torch_ddp import DDPConfig
+from colossal._src.booster.plugin.hybrid.pipelined_model import GradientAverager
 from colossal._src.interface import unwrap_model
-from colossal._src.tensor import Layout, Placement, Replicas, replicas_of, set_placement
+from colossal._src.tensor import Layout, Placement, Replicas, copy_placement, full_tensor_of, replicas_of, set_placement
 from colossal.booster import Booster
 from colossal.cluster import ParallelMesh
 from colossal.errors import ColossalError
@@ -104,6 +106,27 @@ def test_equal_to_one_process(sizes: dict[str, int], tmp_path: Path) -> None:
         Booster(device="cpu").load_model(one, str(tmp_path / f"{name}.safetensors"))
         for key, value in unwrap_model(one).named_parameters():
             assert_equal(value, expected[key], f"{name}, saved: {key}")
+
+
+def average_after_each_pass() -> list[torch.Tensor]:
+    """The gradients of two batches in stages of a pipeline, averaged after each."""
+    with ParallelMesh(dp=2, ep=2) as mesh:
+        model = model_of(mesh)
+        averager = GradientAverager([model], mesh, DDPConfig())
+        for batch in BATCHES[:2]:
+            model(batch.chunk(2)[mesh.rank("dp")]).square().mean().backward()
+            averager.average()
+        grads = [copy_placement(each.grad, each) for each in model.parameters()]
+        return [full_tensor_of(each).clone() for each in grads]
+
+
+def test_gradients_that_add_up_are_averaged_after_each_pass() -> None:
+    model = model_of(None)
+    for batch in BATCHES[:2]:
+        model(batch).square().mean().backward()
+    for grads in run_processes(average_after_each_pass, 2):
+        for (name, parameter), grad in zip(model.named_parameters(), grads, strict=True):
+            assert_equal(grad, parameter.grad, name)
 
 
 def find_replicas(sizes: dict[str, int]) -> tuple[Any, ...]:

@@ -317,8 +317,10 @@ def test_states_without_rows_are_refused() -> None:
     assert balancer is not None
     optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
     optimizer.state[layer.moe.router.weight]["basis"] = torch.ones(3, 3)
+    before = {name: each.detach().clone() for name, each in layer.named_parameters()}
     with pytest.raises(UnsupportedError, match=r"Found 'basis' of the shape \(3, 3\)"):
         exchange_experts([(balancer, [1, 0, 2, 3])], optimizer)
+    assert all(torch.equal(each, before[name]) for name, each in layer.named_parameters())
 
 
 # ------------------------------------------------------------------------------------------ the manager, checkpoints

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeVar, final
 
 import torch
@@ -59,6 +60,23 @@ class Replicas:
     def channel(self) -> Channel:
         """Return the collectives among these ranks."""
         return Channel(self.axis, self.mesh)
+
+    def scale_each_pass(self, parameter: torch.Tensor) -> None:
+        """Scale what each backward pass adds, so that the mean over the group is that of all mean losses.
+
+        Gradients may then be averaged after each of several passes that add up, or once after all: an average is the
+        same on all ranks of the group, and averaging it again leaves it as it is.
+
+        Args:
+            parameter: One of these replicas, once; frozen ones may be thawed later.
+        """
+        if self.size == self.num_means:
+            return
+        trains = parameter.requires_grad
+        parameter.requires_grad_(True)  # torch takes hooks only of what trains, and keeps them
+        hook = partial(torch.mul, self.size / self.num_means)
+        parameter.register_hook(hook)  # pyright: ignore[reportUnknownMemberType] (torch types it so)
+        parameter.requires_grad_(trains)
 
 
 def replicas_of(tensor: torch.Tensor, mesh: ParallelMesh) -> Replicas:

@@ -13,6 +13,8 @@ from colossal._src.shardformer import GradientCheckpointConfig, PipelineGradient
 from colossal._src.tensor import ParallelPlan
 from colossal.errors import UnsupportedError
 
+_NOT_OF_HYBRID = ("self", "__class__", "moe_dp_outside", "enable_sequence_overlap")
+
 
 class MoeHybridParallelPlugin(HybridParallelPlugin):
     """`HybridParallelPlugin` with `ep_size`, under the name and with the arguments that the older documentation has.
@@ -30,6 +32,8 @@ class MoeHybridParallelPlugin(HybridParallelPlugin):
         enable_jit_fused: As of `HybridParallelPlugin`.
         enable_sequence_parallelism: As of `HybridParallelPlugin`.
         sequence_parallelism_mode: As of `HybridParallelPlugin`.
+        enable_sequence_overlap: Let communication of the sequence-parallel linear layers overlap with computation: only
+            in the mode ring, which always does.
         parallel_output: As of `HybridParallelPlugin`.
         num_microbatches: As of `HybridParallelPlugin`.
         microbatch_size: As of `HybridParallelPlugin`.
@@ -69,7 +73,7 @@ class MoeHybridParallelPlugin(HybridParallelPlugin):
         expert_exchange: As of `HybridParallelPlugin`.
 
     Raises:
-        UnsupportedError: `moe_dp_outside` is False.
+        UnsupportedError: `moe_dp_outside` is False, or `enable_sequence_overlap` True in another mode than ring.
         ConfigError: As of `HybridParallelPlugin`.
 
     Example:
@@ -95,6 +99,7 @@ class MoeHybridParallelPlugin(HybridParallelPlugin):
         enable_jit_fused: bool = False,
         enable_sequence_parallelism: bool = False,
         sequence_parallelism_mode: str | None = None,
+        enable_sequence_overlap: bool = False,
         parallel_output: bool = True,
         num_microbatches: int | None = None,
         microbatch_size: int | None = None,
@@ -138,9 +143,14 @@ class MoeHybridParallelPlugin(HybridParallelPlugin):
                 "Experts are sharded over consecutive ranks, so that their tokens stay within a host if they can. "
                 "Found moe_dp_outside=False. Leave it out."
             )
+        if enable_sequence_overlap and not (enable_sequence_parallelism and sequence_parallelism_mode == "ring"):
+            raise UnsupportedError(
+                "Communication of sequence-parallel linear layers overlaps with computation in the mode 'ring'. Found "
+                f"enable_sequence_overlap=True with enable_sequence_parallelism={enable_sequence_parallelism} and "
+                f"sequence_parallelism_mode={sequence_parallelism_mode!r}. Pass True and 'ring', or leave it out."
+            )
         superseded("colossal.booster.plugin.MoeHybridParallelPlugin", "HybridParallelPlugin(..., ep_size=...)")
-        given = {name: value for name, value in locals().items() if name not in ("self", "__class__", "moe_dp_outside")}
-        super().__init__(**given)
+        super().__init__(**{name: value for name, value in locals().items() if name not in _NOT_OF_HYBRID})
 
     @property
     def ep_group(self) -> ProcessGroup:

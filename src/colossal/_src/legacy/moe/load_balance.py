@@ -259,10 +259,12 @@ def exchange_experts(
             "Experts change places between two steps, when there are no gradients. Found some. Call "
             "optimizer.zero_grad() first."
         )
+    rows: list[tuple[list[int], torch.Tensor]] = []  # found before any of them moves, as there may be an error
     for order, tensor in moves:
         held: torch.Tensor = copies.get(tensor, backing_shard(tensor))  # type: ignore[call-overload]
-        for each in (held, *_states_of(held, plain)):
-            _move_rows(each, order)
+        rows += [(order, each) for each in (held, *_states_of(held, plain))]
+    for order, each in rows:
+        _move_rows(each, order)
     if masters is not None:
         masters.copy_params_from_masters()
 

@@ -150,6 +150,8 @@ class GradientAverager:
     def __init__(self, stages: Sequence[Stage], mesh: ParallelMesh, config: DDPConfig) -> None:
         self._parameters = list(dict.fromkeys(each for stage in stages for each in stage.parameters()))
         self._replicas = {each: replicas_of(each, mesh) for each in self._parameters}
+        for parameter, replicas in self._replicas.items():
+            replicas.scale_each_pass(parameter)
         self._shared = [each for each in dict.fromkeys(self._replicas.values()) if each.has_others]
         self._trained: dict[nn.Parameter, None] = {}
         self._mesh, self._config, self._enabled = mesh, config, True
@@ -210,7 +212,7 @@ class GradientAverager:
                 count_collective("all_reduce", channel.axis, num_bytes)
             else:
                 total = channel.all_reduce(joined)
-            total.div_(replicas.num_means)
+            total.div_(replicas.size)
             for grad, mean in zip(bucket, total.split([grad.numel() for grad in bucket]), strict=True):
                 grad.copy_(mean.view_as(grad))
 
