@@ -236,9 +236,11 @@ class Booster(CheckpointMixin, LoraMixin, SamplesMixin):
         """Set up clipping in an optimizer, and reject what would train silently wrong."""
         model.set_optimizer(optimizer)
         if mesh is not None:
+            from colossal._src.booster.equal_hyperparameters import watch_hyperparameters
             from colossal._src.booster.new_parameters import refuse_new_parameters
 
             refuse_new_parameters(model, optimizer)
+            watch_hyperparameters(optimizer, mesh, axes)
             if mesh.size("tp") > 1:
                 from colossal._src.booster.different_branches import refuse_different_branches
 

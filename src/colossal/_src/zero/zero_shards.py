@@ -22,6 +22,13 @@ from colossal._src.zero.reducer import Reducer
 from colossal._src.zero.zero_config import ZeroConfig
 from colossal.errors import ConfigError
 
+_LOST = (
+    "Buckets hold the gradients, of which the boosted optimizer has views, until its zero_grad(). Found that on a rank "
+    ".grad is None of what it updates, after a step, and gradients of another backward pass, which would be added to "
+    "those before. Discard gradients by zero_grad() of the boosted optimizer or model on all ranks, also where another "
+    "optimizer or a scheduler is built around it."
+)
+
 
 def _shard_like(value: torch.Tensor, shard: nn.Parameter) -> torch.Tensor:
     sharded = copy_placement(torch.empty(shard.shape, dtype=value.dtype, device=shard.device), shard)
@@ -119,9 +126,11 @@ class ZeroShards(MasterParams):
         waiting = [bucket.take_assigned() or bucket.is_waiting for bucket in self.buckets]
         if self._num_pulled == self._reducer.num_changes and not any(waiting):
             return
-        self._check_kept()
         # a bucket that any rank has to reduce is reduced by all: else that rank would wait for the others forever
-        self._used, waiting = self._agree(waiting)
+        used, waiting, lost = self._agree(waiting, self._lost_shards())
+        if any(lost):
+            raise ConfigError(_LOST)
+        self._used = used
         self._reducer.reduce([bucket for bucket, is_waiting in zip(self.buckets, waiting, strict=True) if is_waiting])
         for bucket, used in zip(self.buckets, self._used, strict=True):
             if bucket.grad_shard is not None:
@@ -130,19 +139,15 @@ class ZeroShards(MasterParams):
                     set_grad(shard, grad if is_used else None)
         self._num_pulled = self._reducer.num_changes
 
-    def _check_kept(self) -> None:
-        """Refuse to add to gradients that the program discarded where they are handed out, and not where they are."""
-        handed = zip(self.buckets, self._used, strict=False) if self._num_pulled is not None else ()
-        shards = [
-            shard for bucket, used in handed for shard, is_used in zip(bucket.shards, used, strict=True) if is_used
+    def _lost_shards(self) -> list[bool]:
+        """Say which buckets have a gradient that the program discarded where it is handed out, and not where it is."""
+        if self._num_pulled is None:
+            return [False] * len(self.buckets)
+        used = [*self._used, *[[]] * (len(self.buckets) - len(self._used))]  # none yet of a group that was added
+        return [
+            any(is_used and grad_of(shard) is None for shard, is_used in zip(bucket.shards, flags, strict=False))
+            for bucket, flags in zip(self.buckets, used, strict=True)
         ]
-        if any(grad_of(shard) is None for shard in shards):
-            raise ConfigError(
-                "Buckets hold the gradients, of which the boosted optimizer has views, until its zero_grad(). Found "
-                "that .grad is None of what it updates, after a step, and gradients of another backward pass, which "
-                "would be added to those before. Discard gradients by zero_grad() of the boosted optimizer or model, "
-                "also where another optimizer or a scheduler is built around it."
-            )
 
     def copy_params_from_masters(self) -> None:
         """Gather the updated parameters from the ranks that own them.
@@ -251,15 +256,15 @@ class ZeroShards(MasterParams):
         self._has_stepped = True
         self._updated.clear()
 
-    def _agree(self, waiting: list[bool]) -> tuple[list[list[bool]], list[bool]]:
-        """Find the parameters that any rank has used, and the buckets that any rank has yet to reduce."""
-        flags = [[is_waiting, *bucket.used] for bucket, is_waiting in zip(self.buckets, waiting, strict=True)]
+    def _agree(self, waiting: list[bool], lost: list[bool]) -> tuple[list[list[bool]], list[bool], list[bool]]:
+        """Find what any rank has used, the buckets that any rank has yet to reduce, and those that one discarded."""
+        flags = [[*own, *bucket.used] for bucket, *own in zip(self.buckets, waiting, lost, strict=True)]
         for partition in dict.fromkeys(bucket.partition for bucket in self.buckets):
             places = [at for at, bucket in enumerate(self.buckets) if bucket.partition == partition]
             agreed = iter(self._take_largest([int(each) for at in places for each in flags[at]], partition))
             for at in places:
                 flags[at] = [bool(next(agreed)) for _ in flags[at]]
-        return [used for _, *used in flags], [is_waiting for is_waiting, *_ in flags]
+        return [used for _, _, *used in flags], [is_waiting for is_waiting, *_ in flags], [own[1] for own in flags]
 
     def _take_largest(self, values: list[int], partition: Partition) -> list[int]:
         if self._largest_of is not None:

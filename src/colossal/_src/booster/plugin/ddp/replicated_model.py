@@ -5,13 +5,14 @@ from collections.abc import Set as AbstractSet
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any, final
-from weakref import ref
+from weakref import finalize, ref
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from colossal._src.booster.plugin.replica_sync import HookedAverager
 from colossal._src.comm import all_reduce_over, equal_on_all_ranks, int64_digest
@@ -65,7 +66,9 @@ class ReplicatedModel:
         if optimizer is not None:
             optimizer.register_backward_error_hook(_explain)
             optimizer.register_step_check(partial(_check_hook, ref(self)))
-            optimizer.register_step_pre_hook(partial(_step_hook, ref(self)))
+            # of every optimizer that updates the model, of which the boosted one may have some parameters only
+            handle = register_optimizer_step_pre_hook(partial(_step_hook, ref(self), ref(optimizer.unwrap())))
+            finalize(self, handle.remove)
             optimizer.register_backward_hook(self._before_backward)
             optimizer.register_zero_grad_hook(self._reset)
             optimizer.limit_parameters(self._model.parameters())
@@ -117,7 +120,7 @@ class ReplicatedModel:
 
     def _reset(self) -> None:
         """Discard what a backward pass left that an exception ended, so that the next batch can follow."""
-        self._has_pass = self._has_grad = self._is_accumulating = False
+        self._has_pass = self._has_grad = False
         if self._ddp is not None and not self._is_reduced():
             self._ddp.reducer._reset_state()  # noqa: SLF001 (torch has no public name for it)
 
@@ -146,6 +149,13 @@ class ReplicatedModel:
                 own = torch.zeros_like(parameter) if grad is None else grad.clone()
                 set_grad(parameter, all_reduce_over(own, [group], "sum") / size)
 
+    def has_accumulated_for(self, optimizer: Optimizer) -> bool:
+        """Whether `no_sync` left gradients of parameters that an optimizer has."""
+        if not self._is_accumulating:
+            return False
+        own = set(self._parameters)
+        return any(each in own for group in optimizer.param_groups for each in group["params"])
+
     def _is_reduced(self) -> bool:
         """Whether no backward pass has begun to reduce gradients and has not come to the end."""
         reducer: Any = None if self._ddp is None else self._ddp.reducer
@@ -158,10 +168,9 @@ class ReplicatedModel:
 
     def check_reduced(self, optimizer: Optimizer) -> None:
         """Refuse a step by gradients that still are those of this rank, as others of their bucket never came."""
-        is_accumulating, self._is_accumulating = self._is_accumulating, False
         if self._ddp is None or dist.get_world_size(self._ddp.process_group) == 1:
             return
-        if is_accumulating:
+        if self._is_accumulating:  # until a pass reduces: other optimizers may have yet to step
             self._check_equal_grads(optimizer)
         if self._is_reduced():
             return
@@ -232,8 +241,9 @@ def _refuse_graph(_parameter: torch.Tensor) -> None:
         )
 
 
-def _step_hook(model: "ref[ReplicatedModel]", optimizer: Optimizer, *_step: Any) -> None:
-    if (found := model()) is not None:
+def _step_hook(model: "ref[ReplicatedModel]", own: "ref[Optimizer]", optimizer: Optimizer, *_step: Any) -> None:
+    # the boosted one may hold master weights in place of parameters
+    if (found := model()) is not None and (optimizer is own() or found.has_accumulated_for(optimizer)):
         found.check_reduced(optimizer)
 
 
