@@ -1,5 +1,6 @@
 """Loops that users write around a step: equal to those of one process, or refused with what to do."""
 
+import copy
 from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
@@ -123,6 +124,36 @@ def map_samples(loop: Loop) -> Values:
     return loop.values(model)
 
 
+def differentiate_twice(loop: Loop) -> Values:
+    """The Hessian with respect to inputs, outside of a loss."""
+    model, optimizer = loop.start()
+    found = torch.autograd.functional.hessian(lambda inputs: model(inputs).square().sum(), BATCHES[0][:1])
+    loop.train(model, optimizer, BATCHES[1])
+    assert isinstance(found, torch.Tensor)
+    return {"hessian": found, **loop.values(model)}
+
+
+def copy_original(loop: Loop) -> Values:
+    model, optimizer = loop.start()
+    average = copy.deepcopy(loop.original(model))
+    loop.train(model, optimizer, BATCHES[0])
+    with torch.no_grad():
+        for kept, parameter in zip(average.parameters(), loop.original(model).parameters(), strict=True):
+            kept.lerp_(parameter, 0.5)
+    return dict(average.state_dict())
+
+
+def roll_back(loop: Loop) -> Values:
+    """Values of before are loaded into the model that was boosted."""
+    model, optimizer = loop.start()
+    first = loop.values(model)
+    for batch in BATCHES:
+        loop.train(model, optimizer, batch)
+    loop.original(model).load_state_dict(first)
+    loop.train(model, optimizer, BATCHES[0])
+    return loop.values(model)
+
+
 def _embed(loop: Loop, *, max_norm: float | None, trains: bool = True) -> tuple[Any, Callable[[], None]]:
     torch.manual_seed(0)
     model: Any = nn.Sequential(nn.Embedding(10, 6, max_norm=max_norm), nn.Linear(6, 2)).double()
@@ -169,7 +200,10 @@ REFUSED: Refused = {
     begin_with_gradients: {},
     keep_graph: {},
     transform: dict.fromkeys(("DDP", "Hybrid", "FSDP", "Gemini"), r"jacrev\(model.unwrap"),
-    transform_original: {"FSDP": "", "Gemini": "Between passes"},
+    transform_original: {"FSDP": "which torch.func does not differentiate", "Gemini": "Between passes"},
+    differentiate_twice: {"FSDP": "frees the full parameters"},
+    copy_original: {"FSDP": "Copy the model before boost", "Gemini": "Between passes"},
+    roll_back: {"Gemini": r"call model.load_state_dict\(state\)"},
     map_samples: {},
     scale_read_rows: dict.fromkeys((*REPLICATED, *SHARDED, "FSDP"), r"weight.renorm_\(2, 0, 0.5\)"),
     scale_frozen_rows: dict.fromkeys(GATHERED, r"weight.renorm_\(2, 0, 0.5\)"),

@@ -11,6 +11,7 @@ from small_models import net
 from torch import distributed as dist
 
 from colossal.booster import Booster
+from colossal.booster.plugin import GeminiPlugin
 from colossal.errors import ColossalError
 from colossal.testing import reuse_processes, run_processes
 
@@ -57,6 +58,10 @@ class Loop:
 
     def original(self, model: Any) -> Any:
         return model if self.booster is None else model.unwrap()
+
+    def load(self, model: Any, state: Values) -> None:
+        is_wrapped = isinstance(getattr(self.booster, "plugin", None), GeminiPlugin)  # which has no values elsewhere
+        (model if is_wrapped else self.original(model)).load_state_dict(state)
 
     def values(self, model: Any) -> Values:
         state = model.state_dict() if self.booster is None else model.state_dict(only_rank_0=False)

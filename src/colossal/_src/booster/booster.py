@@ -41,6 +41,7 @@ from colossal._src.interface import (
     NonFiniteCheck,
     OptimizerWrapper,
     Parts,
+    copy_written,
     is_peft_model,
     lift_guards,
     random_streams_of,
@@ -337,6 +338,8 @@ class Booster(CheckpointMixin, LoraMixin, SamplesMixin):
             from colossal._src.booster.plugin.hybrid.batch_executor import BatchExecutor
 
             executor = BatchExecutor(model, self._accelerator.get_current_device())
+        else:
+            copy_written(model)
         return executor(data_iter, criterion, optimizer, return_loss, return_outputs)
 
     @property

@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader
 
 from colossal._src.booster.plugin.dataloader import check_resumable
 from colossal._src.checkpoint_io import CheckpointIO, CheckpointManager
-from colossal._src.interface import OptimizerWrapper, has_adapters
+from colossal._src.interface import OptimizerWrapper, copy_written, has_adapters
 from colossal.logging import get_dist_logger
 
 
@@ -67,6 +67,7 @@ class CheckpointMixin:
         """
         check_resumable(dataloader)
         _check_equal(optimizer)
+        copy_written(model)
         manager = CheckpointManager(checkpoint, self.checkpoint_io)
         manager.save(model, optimizer, lr_scheduler, step, keep, use_async, dataloader)
 
@@ -158,6 +159,7 @@ class CheckpointMixin:
         """
         if shard and has_adapters(model):
             _say_where_adapters_are()
+        copy_written(model)
         self.checkpoint_io.save_model(
             model,
             checkpoint,

@@ -26,8 +26,8 @@ class HyperparameterCheck:
         self._axes = [mesh.group(axis) for axis in axes if mesh.size(axis) > 1]
         self._num_steps = 0
 
-    def before_step(self) -> None:
-        """Compare before some of the steps."""
+    def before_update(self, *_step: Any) -> None:
+        """Compare before some of the updates, when gradients are reduced already."""
         self._num_steps += 1
         if self._num_steps <= _NUM_FIRST or self._num_steps % _INTERVAL == 0:
             self.compare("step an optimizer equally often")
@@ -61,7 +61,7 @@ def watch_hyperparameters(optimizer: OptimizerWrapper, mesh: ParallelMesh, axes:
     """Compare the hyperparameters of a boosted optimizer on all ranks that update the same model."""
     if any(mesh.size(axis) > 1 for axis in axes):
         check = _CHECKS[optimizer] = HyperparameterCheck(optimizer, mesh, axes)
-        optimizer.register_step_check(check.before_step)
+        optimizer.register_step_pre_hook(check.before_update)
 
 
 def compare_hyperparameters(optimizer: Any) -> None:

@@ -58,6 +58,21 @@ class ClippedByOptimizer(nn.Parameter):
     def grad(self) -> None:
         set_grad(self, None)
 
+    @property
+    def data(self) -> torch.Tensor:
+        """The values, as a tensor by which a program may write them: the next forward pass has what it writes."""
+        if _masters_of(self) is None or _is_ours(sys._getframe(1)):  # noqa: SLF001
+            return values_of(self)
+        return self.detach()  # which torch's counter of changes sees too
+
+    @data.setter
+    def data(self, data: torch.Tensor) -> None:
+        if _masters_of(self) is None or _is_ours(sys._getframe(1)):  # noqa: SLF001
+            set_values(self, data)
+            return
+        _check_kind(data, values_of(self))
+        self.detach().copy_(data)
+
     def _check_moved(self) -> None:
         masters = _masters_of(self)
         if masters is not None and masters.has_grad_for(self):
@@ -119,13 +134,7 @@ class WorkingParameter(ClippedByOptimizer):
             set_values(self, data)
             return
         values = values_of(self)
-        if (found := (data.shape, data.dtype, data.device)) != (values.shape, values.dtype, values.device):
-            raise ConfigError(
-                "Parameters whose master weights an optimizer updates keep their shape, dtype and device. Found other "
-                f"data for one of {tuple(values.shape)} in {values.dtype} on {values.device}: {tuple(found[0])} in "
-                f"{found[1]} on {found[2]}. Cast, move or resize the model before boost, or a copy of it: "
-                "copy.deepcopy(model.unwrap())."
-            )
+        _check_kind(data, values)
         # into the memory that the parameter has, of which the optimizer updates a part
         values.copy_(data)
         masters.expect_writes(self, values)
@@ -141,6 +150,16 @@ class WorkingParameter(ClippedByOptimizer):
                 "optimizer.parameters after optimizer.unscale_grad(). Update parameters by the boosted optimizer only: "
                 "another one finds no gradients."
             )
+
+
+def _check_kind(data: torch.Tensor, values: torch.Tensor) -> None:
+    if (found := (data.shape, data.dtype, data.device)) != (values.shape, values.dtype, values.device):
+        raise ConfigError(
+            "Parameters whose master weights or shards an optimizer updates keep their shape, dtype and device. Found "
+            f"other data for one of {tuple(values.shape)} in {values.dtype} on {values.device}: {tuple(found[0])} in "
+            f"{found[1]} on {found[2]}. Cast, move or resize the model before boost, or a copy of it: "
+            "copy.deepcopy(model.unwrap())."
+        )
 
 
 _GUARDED = (ClippedByOptimizer, WorkingParameter)

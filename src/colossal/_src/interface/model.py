@@ -18,7 +18,7 @@ from colossal._src.interface.copies import copy_module, refuse_copy
 from colossal._src.interface.full_spec import full_spec_of
 from colossal._src.interface.guarded_params import is_program
 from colossal._src.interface.refusal import explain_transform, refusal_of
-from colossal._src.tensor import backing_shard, grad_of, is_dtensor, set_grad
+from colossal._src.tensor import backing_shard, grad_of, is_dtensor, local_operations, set_grad
 from colossal.errors import ConfigError, UnsupportedError
 
 if TYPE_CHECKING:
@@ -123,6 +123,7 @@ class ModelWrapper(nn.Module):
             An iterator over them; once, a warning says what to compute otherwise where they are a part.
         """
         self._note_partial_values(sys._getframe(1))  # noqa: SLF001 (as above)
+        self._copy_written()
         return super().parameters(recurse)
 
     def named_parameters(
@@ -139,6 +140,7 @@ class ModelWrapper(nn.Module):
             An iterator over names and parameters.
         """
         self._note_partial_values(sys._getframe(1))  # noqa: SLF001 (as above)
+        self._copy_written()
         return super().named_parameters(prefix, recurse, remove_duplicate)
 
     def _note_partial_values(self, caller: Any) -> None:
@@ -177,6 +179,7 @@ class ModelWrapper(nn.Module):
             streams.end(before)
 
     def _run(self, *args: Any, **kwargs: Any) -> Any:
+        self._copy_written()
         if self._prepare_pass is not None:
             self._prepare_pass(self, self._modules["module"])  # type: ignore[arg-type]
         module: Any = self._modules["module"]  # in each pass, and `self.module` takes two calls
@@ -217,6 +220,12 @@ class ModelWrapper(nn.Module):
         """
         _OPTIMIZERS[self] = ref(optimizer)
 
+    def _copy_written(self) -> None:
+        found = _OPTIMIZERS.get(self)
+        if found is not None and (optimizer := found()) is not None and optimizer.masters is not None:
+            with local_operations():
+                optimizer.masters.copy_written()
+
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Discard the gradients of all parameters, in the model and where the boosted optimizer holds them.
 
@@ -252,6 +261,7 @@ class ModelWrapper(nn.Module):
 
         Communication: with `only_rank_0`, all_gather, the ranks that shard a tensor, its bytes.
         """
+        self._copy_written()
         if only_rank_0 is None:
             return super().state_dict(*args, **kwargs)
         from colossal._src.interface.full_state_dict import full_state
@@ -361,6 +371,12 @@ def random_streams_of(module: nn.Module) -> RandomStreams | None:
     """Find what a boosted model draws its random numbers from; None where that is torch's own generator."""
     found = unwrap_compiled(module)
     return found._streams if isinstance(found, ModelWrapper) else None  # noqa: SLF001 (of this file)
+
+
+def copy_written(module: nn.Module) -> None:
+    """Copy values into a boosted model that a program wrote into what the optimizer holds, such as shards."""
+    if isinstance(found := unwrap_compiled(module), ModelWrapper):
+        found._copy_written()  # noqa: SLF001 (of this file)
 
 
 def has_adapters(module: nn.Module) -> bool:

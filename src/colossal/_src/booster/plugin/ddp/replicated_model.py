@@ -64,6 +64,8 @@ class ReplicatedModel:
         wrapper = ModelWrapper(self._ddp or self._model)
         prepare_passes(wrapper, self._before_forward)
         if optimizer is not None:
+            if optimizer.masters is not None:
+                optimizer.masters.refresh()  # takes note of the values of rank 0, which are no writes of a program
             optimizer.register_backward_error_hook(_explain)
             optimizer.register_step_check(partial(_check_hook, ref(self)))
             # of every optimizer that updates the model, of which the boosted one may have some parameters only
