@@ -20,7 +20,7 @@ def reduce_rate_by_own_loss(loop: Loop) -> Values:
     """A schedule of the loss of each rank's own samples."""
     model, optimizer = loop.start()
     schedule = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0, factor=0.5, threshold=0.01)
-    for number in range(6):
+    for number in range(9):
         schedule.step(float(loop.train(model, optimizer, BATCHES[number % len(BATCHES)])))
     return loop.values(model)
 
@@ -137,6 +137,40 @@ def load_and_write(loop: Loop) -> Values:
     return loop.values(model)
 
 
+def step_in_hooks(loop: Loop) -> Values:
+    """Each parameter is updated as soon as it has its gradient, which is freed then."""
+    model, optimizer = loop.start()
+
+    @torch.no_grad()
+    def update(parameter: torch.Tensor) -> None:
+        assert parameter.grad is not None
+        parameter.add_(parameter.grad, alpha=-0.1)
+        parameter.grad = None
+
+    handles = [each.register_post_accumulate_grad_hook(update) for each in model.parameters()]
+    for batch in BATCHES:
+        loop.backward(model(loop.own(batch)).square().mean(), optimizer)
+    for handle in handles:
+        handle.remove()
+    loop.train(model, optimizer, BATCHES[0])
+    return loop.values(model)
+
+
+def clip_in_hooks(loop: Loop) -> Values:
+    """Not linear in gradients: that of a mean is not the mean of those of ranks."""
+    model, optimizer = loop.start()
+
+    def clip(parameter: torch.Tensor) -> None:
+        assert parameter.grad is not None
+        parameter.grad.clamp_(-0.05, 0.05)
+
+    for parameter in model.parameters():
+        parameter.register_post_accumulate_grad_hook(clip)
+    for batch in BATCHES:
+        loop.train(model, optimizer, batch)
+    return loop.values(model)
+
+
 OTHERS = ("FSDP", *SHARDED)
 REFUSED: Refused = {
     reduce_rate_by_own_loss: dict.fromkeys(PLUGINS, "Reduce what a schedule is given"),
@@ -148,6 +182,8 @@ REFUSED: Refused = {
     read_written: {"FSDP": "", "Gemini": "Between passes"},
     look_ahead: {},
     load_and_write: {},
+    step_in_hooks: dict.fromkeys(OTHERS, ""),
+    clip_in_hooks: dict.fromkeys(OTHERS, ""),
     discard_on_one_rank: {
         **dict.fromkeys(SHARDED, "Discard gradients by zero_grad"),
         **dict.fromkeys(("DDP", "Hybrid", "FSDP"), ""),

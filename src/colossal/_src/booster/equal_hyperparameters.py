@@ -10,12 +10,12 @@ from colossal._src.comm import CallOfAllRanks, equal_text_on_all_ranks, gather_o
 from colossal._src.interface import OptimizerWrapper
 from colossal.errors import ConfigError
 
-_NUM_FIRST, _INTERVAL = 8, 64
+_INTERVAL = 64
 
 
 @final
 class HyperparameterCheck:
-    """Compares the hyperparameters of ranks in the first steps of an optimizer, then now and then, and in each save.
+    """Compares the hyperparameters of ranks in steps 1, 2, 4, ... of an optimizer, in each 64th, and in saves.
 
     [Note: when] A rank whose learning rate has changed cannot ask others that have not noticed anything. So all of them
     ask after the same numbers of steps, which are few, as they wait for the answer.
@@ -29,7 +29,7 @@ class HyperparameterCheck:
     def before_update(self, *_step: Any) -> None:
         """Compare before some of the updates, when gradients are reduced already."""
         self._num_steps += 1
-        if self._num_steps <= _NUM_FIRST or self._num_steps % _INTERVAL == 0:
+        if self._num_steps % _INTERVAL == 0 or not self._num_steps & (self._num_steps - 1):  # a power of two
             self.compare("step an optimizer equally often")
 
     def compare(self, purpose: str) -> None:

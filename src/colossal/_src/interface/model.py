@@ -17,14 +17,13 @@ from colossal._src.interface.adapter_names import is_peft_model, model_without_a
 from colossal._src.interface.copies import copy_module, refuse_copy
 from colossal._src.interface.full_spec import full_spec_of
 from colossal._src.interface.guarded_params import is_program
-from colossal._src.interface.refusal import explain_transform, refusal_of
+from colossal._src.interface.refusal import attribute_hint, explain_transform
 from colossal._src.tensor import backing_shard, grad_of, is_dtensor, local_operations, set_grad
 from colossal.errors import ConfigError, UnsupportedError
 
 if TYPE_CHECKING:
     from colossal._src.interface.optimizer import OptimizerWrapper
 
-_KEEP_PEFT = "unwrap_peft=False"
 _OF_PARAMETERS = ("device", "dtype")
 _SUBSCRIPT = (
     ". The model that was boosted is: use model.unwrap()[index]",
@@ -58,6 +57,7 @@ class ModelWrapper(nn.Module):
         self.module = module
         self._forward_context = forward_context
         self._streams: RandomStreams | None = None
+        self._has_copies = False  # whether the optimizer holds something else in place of parameters
         self._prepare_pass: Callable[[ModelWrapper, nn.Module], None] | None = None
         from colossal._src.interface.full_state_dict import refuse_partial_export
         from colossal._src.interface.partial_model import refuse_own_names
@@ -122,8 +122,7 @@ class ModelWrapper(nn.Module):
         Returns:
             An iterator over them; once, a warning says what to compute otherwise where they are a part.
         """
-        self._note_partial_values(sys._getframe(1))  # noqa: SLF001 (as above)
-        self._copy_written()
+        self._before_read(sys._getframe(1))  # noqa: SLF001 (as above)
         return super().parameters(recurse)
 
     def named_parameters(
@@ -139,11 +138,11 @@ class ModelWrapper(nn.Module):
         Returns:
             An iterator over names and parameters.
         """
-        self._note_partial_values(sys._getframe(1))  # noqa: SLF001 (as above)
-        self._copy_written()
+        self._before_read(sys._getframe(1))  # noqa: SLF001 (as above)
         return super().named_parameters(prefix, recurse, remove_duplicate)
 
-    def _note_partial_values(self, caller: Any) -> None:
+    def _before_read(self, caller: Any) -> None:
+        self._copy_written()
         if self._missing and is_program(caller):
             from colossal._src.interface.partial_model import warn_of_partial_values
 
@@ -179,7 +178,8 @@ class ModelWrapper(nn.Module):
             streams.end(before)
 
     def _run(self, *args: Any, **kwargs: Any) -> Any:
-        self._copy_written()
+        if self._has_copies:
+            self._copy_written()
         if self._prepare_pass is not None:
             self._prepare_pass(self, self._modules["module"])  # type: ignore[arg-type]
         module: Any = self._modules["module"]  # in each pass, and `self.module` takes two calls
@@ -218,11 +218,11 @@ class ModelWrapper(nn.Module):
         Args:
             optimizer: The boosted optimizer of the model.
         """
-        _OPTIMIZERS[self] = ref(optimizer)
+        _OPTIMIZERS[self], self._has_copies = ref(optimizer), optimizer.masters is not None
 
     def _copy_written(self) -> None:
-        found = _OPTIMIZERS.get(self)
-        if found is not None and (optimizer := found()) is not None and optimizer.masters is not None:
+        optimizer = _OPTIMIZERS[self]() if self in _OPTIMIZERS else None
+        if optimizer is not None and optimizer.masters is not None:
             with local_operations():
                 optimizer.masters.copy_written()
 
@@ -394,17 +394,4 @@ def _of_parameters(model: nn.Module, name: str) -> Any:
 
 
 def _attribute_hint(module: nn.Module | None, name: str) -> str:
-    """Say how to access an attribute of the original model that the boosted one does not have."""
-    if module is None or name.startswith("__"):
-        return ""
-    original = unwrap_model(module)
-    base = model_without_adapters(original)
-    for own in (base, original):
-        if refused := refusal_of(own, name):
-            return refused
-        if hasattr(own, name):
-            return f"The model that was boosted has it: use model.unwrap({'' if own is base else _KEEP_PEFT}).{name}"
-    full_spec = full_spec_of(original)
-    if full_spec is not None and any(hasattr(root, name) for root in full_spec.roots):
-        return f"The model is partitioned into pipeline stages: use {name} of the model before it is boosted"
-    return ""
+    return "" if module is None or name.startswith("__") else attribute_hint(unwrap_model(module), name)

@@ -14,6 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from colossal._src.booster.plugin.ddp.late_hooks import HookDelay
 from colossal._src.booster.plugin.replica_sync import HookedAverager
 from colossal._src.comm import all_reduce_over, equal_on_all_ranks, int64_digest
 from colossal._src.interface import ModelWrapper, OptimizerWrapper, prepare_passes, unwrap_model
@@ -53,6 +54,7 @@ class ReplicatedModel:
         self._ddp = replicate(model) if any(self._trained) else None
         self._is_prepared = self._is_expected = self._has_pass = self._has_grad = self._is_accumulating = False
         self._refuses_graphs: set[torch.Tensor] = set()
+        self._hook_delay = HookDelay(self._parameters, partial(_reduces, ref(self)))
         self._watch()
 
     def __deepcopy__(self, _memo: object) -> "ReplicatedModel":
@@ -107,8 +109,15 @@ class ReplicatedModel:
                 self._handle.remove()
             self._watch()
             ddp = self._ddp
+        if torch.is_grad_enabled():
+            self._hook_delay.update()
         if ddp is not None and torch.is_grad_enabled() and ddp.require_backward_grad_sync:
             self._is_prepared = self._is_expected = True
+
+    @property
+    def reduces(self) -> bool:
+        """Whether a backward pass that begins now reduces gradients."""
+        return self._ddp is not None and self._ddp.require_backward_grad_sync
 
     def _before_backward(self, loss: torch.Tensor) -> None:
         if self._ddp is None:
@@ -252,6 +261,10 @@ def _step_hook(model: "ref[ReplicatedModel]", own: "ref[Optimizer]", optimizer: 
 def _check_hook(model: "ref[ReplicatedModel]") -> None:
     if (found := model()) is not None:
         found.average_assigned()
+
+
+def _reduces(model: "ref[ReplicatedModel]") -> bool:
+    return (found := model()) is not None and found.reduces
 
 
 def _grad_hook(model: "ref[ReplicatedModel]", _parameter: torch.Tensor) -> None:
