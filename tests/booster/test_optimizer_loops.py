@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from loops import PLUGINS, SHARDED, SLOW, Loop, Refused, Values, check_loops, run_loops
-from small_models import BATCHES
+from small_models import BATCHES, net
 from torch import distributed as dist
 
 from colossal.booster import Booster
@@ -137,6 +137,67 @@ def load_and_write(loop: Loop) -> Values:
     return loop.values(model)
 
 
+def centralize(loop: Loop) -> Values:
+    """Subtract from the gradients of rows their means, of what the optimizer holds."""
+    model, optimizer = loop.start()
+    for batch in BATCHES:
+        loop.backward(model(loop.own(batch)).square().mean(), optimizer)
+        loop.unscale(optimizer)
+        for parameter in _held(optimizer):
+            if parameter.ndim > 1 and parameter.grad is not None:
+                parameter.grad.sub_(parameter.grad.mean(dim=1, keepdim=True))
+        optimizer.step()
+        optimizer.zero_grad()
+    return loop.values(model)
+
+
+def centralize_by_gradient(loop: Loop) -> Values:
+    model, optimizer = loop.start()
+    for batch in BATCHES:
+        loop.backward(model(loop.own(batch)).square().mean(), optimizer)
+        loop.unscale(optimizer)
+        for parameter in _held(optimizer):
+            if parameter.grad is not None and parameter.grad.dim() > 1:
+                parameter.grad -= parameter.grad.mean(1, keepdim=True)
+        optimizer.step()
+        optimizer.zero_grad()
+    return loop.values(model)
+
+
+def measure_by_hand(loop: Loop) -> Values:
+    """The norm of all gradients, of those of the parameters that the optimizer holds."""
+    model, optimizer = loop.start()
+    loop.backward(model(loop.own(BATCHES[0])).square().mean(), optimizer)
+    loop.unscale(optimizer)
+    norms = [parameter.grad.norm() for parameter in _held(optimizer) if parameter.grad is not None]
+    return {"norm": torch.as_tensor([float(each) for each in norms], dtype=torch.float64).norm()}
+
+
+def centralize_in_hooks(loop: Loop) -> Values:
+    """What the refusals of the others recommend."""
+    model, optimizer = loop.start()
+    for parameter in loop.original(model).parameters():
+        if parameter.ndim > 1:
+            parameter.register_hook(lambda grad: grad - grad.mean(dim=1, keepdim=True))
+    for batch in BATCHES:
+        loop.train(model, optimizer, batch)
+    return loop.values(model)
+
+
+def step_two_optimizers(loop: Loop) -> Values:
+    """Weights and biases have optimizers of their own, of which one is boosted."""
+    model = net("")
+    parameters = list(model.parameters())
+    other = torch.optim.Adam([each for each in parameters if each.ndim == 1], lr=0.1)
+    model, optimizer = loop.boost(model, torch.optim.SGD([each for each in parameters if each.ndim > 1], lr=0.3))
+    for batch in BATCHES:
+        loop.backward(model(loop.own(batch)).square().mean(), optimizer)
+        optimizer.step()
+        other.step()
+        model.zero_grad()
+    return loop.values(model)
+
+
 def step_in_hooks(loop: Loop) -> Values:
     """Each parameter is updated as soon as it has its gradient, which is freed then."""
     model, optimizer = loop.start()
@@ -182,6 +243,11 @@ REFUSED: Refused = {
     read_written: {"FSDP": "", "Gemini": "Between passes"},
     look_ahead: {},
     load_and_write: {},
+    step_two_optimizers: dict.fromkeys(OTHERS, "Join the optimizers before boost"),
+    centralize: dict.fromkeys(SHARDED, "no rows and columns"),
+    centralize_by_gradient: dict.fromkeys(SHARDED, "no rows and columns"),
+    centralize_in_hooks: {"FSDP": ""},
+    measure_by_hand: dict.fromkeys(SHARDED, "optimizer.get_grad_norm"),
     step_in_hooks: dict.fromkeys(OTHERS, ""),
     clip_in_hooks: dict.fromkeys(OTHERS, ""),
     discard_on_one_rank: {

@@ -15,8 +15,8 @@ from torch.nn.parallel import DistributedDataParallel
 from colossal._src.comm import RandomStreams
 from colossal._src.interface.adapter_names import is_peft_model, model_without_adapters
 from colossal._src.interface.copies import copy_module, refuse_copy
+from colossal._src.interface.flat_values import is_program
 from colossal._src.interface.full_spec import full_spec_of
-from colossal._src.interface.guarded_params import is_program
 from colossal._src.interface.refusal import attribute_hint, explain_transform
 from colossal._src.tensor import backing_shard, grad_of, is_dtensor, local_operations, set_grad
 from colossal.errors import ConfigError, UnsupportedError
