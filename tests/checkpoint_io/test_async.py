@@ -16,6 +16,7 @@ from torch import distributed as dist
 from torch import nn
 
 from colossal._src.checkpoint_io import file_writers
+from colossal.booster import Booster
 from colossal.checkpoint_io import CheckpointIO, ProcessGroupIO
 from colossal.errors import CheckpointError
 from colossal.testing import WorldError, run_processes
@@ -98,6 +99,19 @@ def test_copies_do_not_fill_the_memory(tmp_path: Path, gate: threading.Event) ->
     threads[2].join()
     io.synchronize()
     assert len(io._save_queue._arenas._free) <= 2, "memory is used again"
+
+
+def test_another_one_waits_for_what_is_being_written(tmp_path: Path, gate: threading.Event) -> None:
+    booster, other = Booster(device="cpu"), Booster(device="cpu")
+    model: Any = linear(1.0)
+    booster.save(tmp_path / "steps", model, None, step=7, use_async=True)
+    booster.save_model(model, tmp_path / "model", **ASYNC)
+    threading.Timer(0.2, gate.set).start()
+    assert other.latest_step(tmp_path / "steps") == 7
+    loaded: Any = linear(0.0)
+    other.load_model(loaded, tmp_path / "model")
+    assert loaded.weight.unique().tolist() == [1.0]
+    booster.checkpoint_io.synchronize()
 
 
 def test_an_error_is_raised_by_the_next_call(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from colossal._src.amp.dynamic_scaler import DynamicScaler, ScalerConfig
 from colossal._src.amp.fp8_linear import SIZE_MULTIPLE, FP8Linear, has_float8, has_fp8_sizes, quantize_fp8
 from colossal._src.amp.half_precision import cast_floats, cast_inputs_and_outputs, cast_model, castable_parameters
 from colossal._src.amp.loss_scaler import LossScaler, NoScaler
-from colossal._src.amp.master_weights import MasterParams, MasterWeights
+from colossal._src.amp.master_weights import MasterParams, MasterWeights, refuse_two_writes
 from colossal._src.amp.naive_amp import ConstantGradScaler, DynamicGradScaler
 
 __all__ = [
@@ -31,4 +31,5 @@ __all__ = [
     "has_float8",
     "has_fp8_sizes",
     "quantize_fp8",
+    "refuse_two_writes",
 ]

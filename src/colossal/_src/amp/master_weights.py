@@ -3,14 +3,15 @@
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, final
+from typing import Any, NoReturn, final
 
 import torch
 from torch import nn
 from torch.optim import Optimizer
 
 from colossal._src.amp.data_aliases import DataAliases
-from colossal._src.tensor import copy_placement, grad_of, set_grad, set_values, version_of
+from colossal._src.tensor import copy_placement, grad_of, set_grad, set_values, values_of, version_of
+from colossal.errors import ConfigError
 from colossal.logging import get_dist_logger
 
 
@@ -67,6 +68,15 @@ class MasterParams(ABC):
     def refresh(self) -> None:
         """Copy the values of the working parameters into the master weights."""
 
+    def copy_written(self) -> None:  # noqa: B027 (need not be there)
+        """Copy values into the model that a program wrote into what the optimizer holds; by default, nothing.
+
+        Raises:
+            ConfigError: It wrote the parameters of the model too, since the last step.
+
+        Communication: none of copies on each rank; all_gather, dp, of written shards the parameters' bytes.
+        """
+
     def expect_writes(self, working: nn.Parameter, values: torch.Tensor) -> None:  # noqa: B027 (need not be there)
         """Take note that a program may write a parameter past torch's counter of changes; by default, nothing.
 
@@ -107,6 +117,15 @@ class MasterParams(ABC):
         """
 
 
+def refuse_two_writes() -> NoReturn:
+    """Refuse values of which nothing says which are to count."""
+    raise ConfigError(
+        "A parameter of the model and its master weight, or shard, have the same values. Found that since the last "
+        "step both were written, as by load_state_dict of the model and then by a loop over optimizer.param_groups. "
+        "Write those of the model only, under torch.no_grad(), or run a forward pass in between."
+    )
+
+
 @final
 class MasterWeights(MasterParams):
     """Keeps float32 master weights in an optimizer, and the half-precision working parameters in the model.
@@ -132,6 +151,7 @@ class MasterWeights(MasterParams):
         self._log_zeros = log_zeros
         self._masters: dict[nn.Parameter, nn.Parameter] = {}  # by working parameter
         self._versions: list[int] = []  # of the working parameters, in the order of the pairs
+        self._master_versions: list[int] = []
         wanted = set(parameters)
         for group in optimizer.param_groups:
             self._add_group([parameter for parameter in group["params"] if parameter in wanted], group)
@@ -152,11 +172,12 @@ class MasterWeights(MasterParams):
         self.pairs |= added
         self._masters |= masters
         self._versions += map(version_of, masters)
+        self._master_versions += map(version_of, added)
         return added
 
     def _make_master(self, working: nn.Parameter) -> nn.Parameter:
         """Make the master of a parameter, which takes over its memory if that is float32 already."""
-        values = working.detach()
+        values = values_of(working)  # whose version counts no writes of the parameter
         # a copy where both have one dtype: else the master weight and the parameter would be the same memory
         float32 = values.to(torch.float32, copy=values.dtype == self._dtype)
         set_values(working, values.to(self._dtype))
@@ -185,7 +206,17 @@ class MasterWeights(MasterParams):
         working: list[torch.Tensor] = list(self.pairs.values())
         if masters:
             torch._foreach_copy_(working, masters)
-        self._versions = list(map(version_of, working))
+        self._versions, self._master_versions = list(map(version_of, working)), list(map(version_of, masters))
+
+    def copy_written(self) -> None:
+        """Round master weights into the working parameters if a program wrote them since these were noted."""
+        versions = list(map(version_of, self.pairs))
+        if versions == self._master_versions:
+            return
+        pairs = zip(self.pairs.values(), versions, self._master_versions, self._versions, strict=True)
+        if any(new != old and version_of(working) != noted for working, new, old, noted in pairs):
+            refuse_two_writes()
+        self.copy_params_from_masters()
 
     def refresh(self) -> None:
         """Copy the values of the working parameters into the master weights; elsewhere ``update_master_params``.
@@ -194,6 +225,7 @@ class MasterWeights(MasterParams):
         that were written past the counter of changes that torch keeps, such as by NumPy, need this call.
         """
         self._refresh(range(len(self.pairs)))
+        self._master_versions = list(map(version_of, self.pairs))
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Discard the gradients of the working parameters; the optimizer does so with those of the master weights."""
@@ -229,7 +261,7 @@ class MasterWeights(MasterParams):
             # a master weight that rounds to the parameter keeps the bits for which half precision has no room
             same = master.to(working.dtype) == working
             master.copy_(torch.where(same, master, working.to(master.dtype)))
-            self._versions[number] = version_of(working)
+            self._versions[number], self._master_versions[number] = version_of(working), version_of(master)
 
     def _report_zeros(self, grads: list[torch.Tensor]) -> None:
         if not grads:

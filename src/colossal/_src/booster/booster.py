@@ -12,6 +12,7 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
+from torch.utils.weak import WeakIdKeyDictionary
 
 from colossal._src.booster.argument_checks import (
     check_axes,
@@ -41,6 +42,7 @@ from colossal._src.interface import (
     NonFiniteCheck,
     OptimizerWrapper,
     Parts,
+    copy_written,
     is_peft_model,
     lift_guards,
     random_streams_of,
@@ -211,10 +213,18 @@ class Booster(CheckpointMixin, LoraMixin, SamplesMixin):
             check_axes(self.plugin, mesh, model)
             check_dataloader(dataloader, self.plugin)
             check_agreement(parts, self.plugin, self.mixed_precision, mesh, axes)
+        # not lazy tensors, which get their values in place only if nothing else refers to them
+        plain = dict.fromkeys(each for each in model.parameters() if type(each) is nn.Parameter)
+        before = WeakIdKeyDictionary(plain)
+        del plain
         boosted = self.plugin.configure(parts, self._accelerator.get_current_device(), self.mixed_precision)
         if boosted.optimizer is not None:
             warn_of_lost_updates(boosted.optimizer, self.plugin)
             self._guard(boosted.model, boosted.optimizer, mesh, axes)
+            if mesh is not None:
+                from colossal._src.booster.other_optimizers import refuse_other_optimizers
+
+                refuse_other_optimizers(before.keys(), boosted.model, boosted.optimizer)
         capabilities = boosted.capabilities
         boosted.model.set_no_sync(capabilities.no_sync)
         if mesh is not None:
@@ -236,9 +246,11 @@ class Booster(CheckpointMixin, LoraMixin, SamplesMixin):
         """Set up clipping in an optimizer, and reject what would train silently wrong."""
         model.set_optimizer(optimizer)
         if mesh is not None:
+            from colossal._src.booster.equal_hyperparameters import watch_hyperparameters
             from colossal._src.booster.new_parameters import refuse_new_parameters
 
             refuse_new_parameters(model, optimizer)
+            watch_hyperparameters(optimizer, mesh, axes)
             if mesh.size("tp") > 1:
                 from colossal._src.booster.different_branches import refuse_different_branches
 
@@ -335,6 +347,8 @@ class Booster(CheckpointMixin, LoraMixin, SamplesMixin):
             from colossal._src.booster.plugin.hybrid.batch_executor import BatchExecutor
 
             executor = BatchExecutor(model, self._accelerator.get_current_device())
+        else:
+            copy_written(model)
         return executor(data_iter, criterion, optimizer, return_loss, return_outputs)
 
     @property

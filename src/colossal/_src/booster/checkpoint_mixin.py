@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader
 
 from colossal._src.booster.plugin.dataloader import check_resumable
 from colossal._src.checkpoint_io import CheckpointIO, CheckpointManager
-from colossal._src.interface import OptimizerWrapper, has_adapters
+from colossal._src.interface import OptimizerWrapper, copy_written, has_adapters
 from colossal.logging import get_dist_logger
 
 
@@ -60,11 +60,14 @@ class CheckpointMixin:
 
         Raises:
             CheckpointError: Something cannot be written, or an earlier asynchronous save failed; on all ranks.
-            ConfigError: `step` is negative, `keep` below 1, or `dataloader` another one.
+            ConfigError: `step` is negative, `keep` below 1, or `dataloader` another one; or hyperparameters of the
+                optimizer differ between ranks.
 
         Communication: as in `save_model`, for each of the parts.
         """
         check_resumable(dataloader)
+        _check_equal(optimizer)
+        copy_written(model)
         manager = CheckpointManager(checkpoint, self.checkpoint_io)
         manager.save(model, optimizer, lr_scheduler, step, keep, use_async, dataloader)
 
@@ -156,6 +159,7 @@ class CheckpointMixin:
         """
         if shard and has_adapters(model):
             _say_where_adapters_are()
+        copy_written(model)
         self.checkpoint_io.save_model(
             model,
             checkpoint,
@@ -222,10 +226,12 @@ class CheckpointMixin:
 
         Raises:
             CheckpointError: The checkpoint cannot be written, or an earlier asynchronous save failed; on all ranks.
+            ConfigError: Hyperparameters of the optimizer differ between ranks.
             UnsupportedError: Not `gather_dtensor`.
 
         Communication: as in `save_model`.
         """
+        _check_equal(optimizer)
         self.checkpoint_io.save_optimizer(
             optimizer,
             checkpoint,
@@ -298,3 +304,9 @@ def _say_where_adapters_are() -> None:
         "a model with them in its weights save what model.unwrap(unwrap_peft=False).merge_and_unload() returns.",
         ranks=[0],
     )
+
+
+def _check_equal(optimizer: OptimizerWrapper | None) -> None:
+    from colossal._src.booster.equal_hyperparameters import compare_hyperparameters
+
+    compare_hyperparameters(optimizer)

@@ -80,10 +80,15 @@ def _describe_common(parts: Parts, plugin: Plugin, precision: MixedPrecision | N
     yield "the kind of model", "StageModules" if isinstance(parts.model, StageModules) else "a full model"
     if parts.optimizer is not None:
         yield "the optimizer", type(parts.optimizer).__name__
-        for number, group in enumerate(parts.optimizer.param_groups):
-            for key, value in group.items():
-                if key not in ("params", "param_names"):
-                    yield f"{key} of the optimizer's group {number}", _text(value)
+        yield from describe_groups(parts.optimizer.param_groups)
+
+
+def describe_groups(groups: Iterable[Mapping[str, Any]]) -> Iterator[tuple[str, str]]:
+    """Say which hyperparameters the groups of an optimizer have, by what they are called."""
+    for number, group in enumerate(groups):
+        for key, value in group.items():
+            if key not in ("params", "param_names"):
+                yield f"{key} of the optimizer's group {number}", _text(value)
 
 
 def _describe_own(parts: Parts) -> Iterator[tuple[str, str]]:

@@ -17,6 +17,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from colossal._src.checkpoint_io.api import CheckpointIO
 from colossal._src.checkpoint_io.index_and_names import full_path, listing
+from colossal._src.checkpoint_io.save_queue import wait_for_saves
 from colossal._src.checkpoint_io.staging import sync
 from colossal._src.cluster import AXES
 from colossal._src.comm import RandomStreams, draw_number, stream_seed
@@ -111,7 +112,8 @@ class CheckpointManager:
 
     @property
     def latest(self) -> int | None:
-        """The latest step whose state is there; None if there is none."""
+        """The latest step whose state is there, after saves in the background; None if there is none."""
+        wait_for_saves()
         there = self._io.writers.gather(lambda: _steps(self._root))[0]
         return there[-1] if there else None
 

@@ -86,6 +86,10 @@ class Background:
                 self._pool.shutdown()
                 self._pool = None
 
+    def wait(self) -> None:
+        """Wait until all saves are done, whose errors stay for the next call of `check` or `drain`."""
+        wait(self._pending)
+
     def forget(self) -> None:
         """Wait until all saves are done and forget them, errors included: they have been raised already."""
         with contextlib.suppress(Exception):
@@ -94,6 +98,12 @@ class Background:
 
 # strong references: a save goes on although the program has dropped what began it
 _UNFINISHED: set[Background] = set()
+
+
+def wait_for_saves() -> None:
+    """Wait for all saves of this process: what one `CheckpointIO` writes in the background, another one may load."""
+    for background in list(_UNFINISHED):
+        background.wait()
 
 
 @atexit.register
@@ -133,7 +143,7 @@ class SaveQueue:
         use_async: bool,
     ) -> None:
         """Save something."""
-        save_id = self._begin(self._background.check if use_async else self._background.drain)
+        save_id = self._begin(self._background.check if use_async else self._drain)
         save, where = make_writer(agree(self._writers, collect_content), save_id), destination()
         if not use_async:
             run_save(save, self._writers, self._arenas, where)
@@ -156,8 +166,12 @@ class SaveQueue:
             self._writers.write(job)
 
     def wait_until_saved(self) -> None:
-        """Wait until everything that was saved is on the disk."""
-        self._begin(self._background.drain)
+        """Wait until everything that this process saved is on the disk."""
+        self._begin(self._drain)
+
+    def _drain(self) -> None:
+        wait_for_saves()
+        self._background.drain()
 
     def _begin(self, collect_content: Callable[[], None]) -> str:
         """Raise the failures of earlier saves, on all ranks together; return an identifier that all agree on."""

@@ -19,7 +19,7 @@ from colossal._src.interface.boost_types import (
     Parts,
     reduce_in_each_pass,
 )
-from colossal._src.interface.copies import copy_module, refuse_copy
+from colossal._src.interface.copies import copy_module, copy_refusal, refuse_copy
 from colossal._src.interface.full_spec import FullModelSpec, FullOptimizerSpec, Peers, full_spec_of
 from colossal._src.interface.guarded_params import (
     ClippedByOptimizer,
@@ -29,6 +29,7 @@ from colossal._src.interface.guarded_params import (
 )
 from colossal._src.interface.model import (
     ModelWrapper,
+    copy_written,
     forward_contexts_of,
     has_adapters,
     prepare_passes,
@@ -104,6 +105,8 @@ __all__ = [
     "check_optimizer",
     "check_unwritten_weights",
     "copy_module",
+    "copy_refusal",
+    "copy_written",
     "forward_contexts_of",
     "full_items",
     "full_spec_of",

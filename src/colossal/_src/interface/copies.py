@@ -21,11 +21,16 @@ def copy_module(module: _Module, memo: dict[int, Any]) -> _Module:
     return copied
 
 
-def refuse_copy(where: str) -> NoReturn:
+def copy_refusal(where: str) -> str:
     """Say how to average weights that no rank has as tensors of its own."""
-    raise UnsupportedError(
+    return (
         "A copy of a model, such as torch.optim.swa_utils.AveragedModel makes, has parameters of its own. Found a "
         f"boosted model whose parameters are in {where}. Copy the model before boost, or keep full values: on all "
         "ranks state = model.state_dict(only_rank_0=False), and for an average of them after each step "
         "average[name].lerp_(value, 1 - decay) for each that is floating-point."
     )
+
+
+def refuse_copy(where: str) -> NoReturn:
+    """Refuse a copy of a model."""
+    raise UnsupportedError(copy_refusal(where))

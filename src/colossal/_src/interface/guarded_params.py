@@ -1,4 +1,4 @@
-# pyright: reportIncompatibleVariableOverride=false
+# pyright: reportIncompatibleVariableOverride=false, reportIncompatibleMethodOverride=false
 """Parameters that refuse what would see only some of the gradients, or none, and notice values that are written.
 
 [Note: where gradients are] With master weights, and with shards of them, the optimizer holds the gradients: those in
@@ -21,6 +21,7 @@ from torch.nn.utils import clip_grad
 from torch.utils.weak import WeakIdKeyDictionary
 
 from colossal._src.amp import MasterParams
+from colossal._src.interface.flat_values import FlatValues, flat_ndim, is_flat, is_program
 from colossal._src.tensor import copy_placement, grad_of, set_grad, set_values, values_of
 from colossal.errors import ConfigError
 
@@ -48,6 +49,8 @@ class ClippedByOptimizer(nn.Parameter):
             raise ConfigError(_CLIPS_ELSEWHERE)
         if grad is None and not _is_internal(caller):
             self._check_moved()
+        if grad is not None and is_program(caller) and is_flat(self):
+            return copy_placement(grad.as_subclass(FlatValues), self)
         return grad
 
     @grad.setter
@@ -57,6 +60,37 @@ class ClippedByOptimizer(nn.Parameter):
     @grad.deleter
     def grad(self) -> None:
         set_grad(self, None)
+
+    @property
+    def data(self) -> torch.Tensor:
+        """The values, as a tensor by which a program may write them: the next forward pass has what it writes."""
+        if _masters_of(self) is None or _is_ours(sys._getframe(1)):  # noqa: SLF001
+            return values_of(self)
+        values = torch.Tensor.detach(self)  # whose changes torch's counter sees too
+        return copy_placement(values.as_subclass(FlatValues), self) if is_flat(self) else values
+
+    @data.setter
+    def data(self, data: torch.Tensor) -> None:
+        if _masters_of(self) is None or _is_ours(sys._getframe(1)):  # noqa: SLF001
+            set_values(self, data)
+            return
+        _check_kind(data, values_of(self))
+        torch.Tensor.detach(self).copy_(data)
+
+    def detach(self) -> torch.Tensor:
+        """The values, in a tensor without a gradient."""
+        values = torch.Tensor.detach(self)
+        is_seen = is_program(sys._getframe(1)) and is_flat(self)  # noqa: SLF001 (as above)
+        return copy_placement(values.as_subclass(FlatValues), self) if is_seen else values
+
+    @property
+    def ndim(self) -> int:
+        """The number of dimensions; to a program, not that of a flat shard."""
+        return flat_ndim(self, sys._getframe(1)) if is_flat(self) else len(self.size())  # noqa: SLF001 (as above)
+
+    def dim(self) -> int:
+        """The number of dimensions, as `ndim`."""
+        return flat_ndim(self, sys._getframe(1)) if is_flat(self) else len(self.size())  # noqa: SLF001 (as above)
 
     def _check_moved(self) -> None:
         masters = _masters_of(self)
@@ -82,6 +116,10 @@ class ClippedByOptimizer(nn.Parameter):
 
 class WorkingParameter(ClippedByOptimizer):
     """A parameter of the model whose master weight the optimizer updates, and which may hold its gradient."""
+
+    ndim: Any = torch.Tensor.ndim
+    dim: Any = torch.Tensor.dim
+    detach: Any = torch.Tensor.detach
 
     @property
     def grad(self) -> torch.Tensor | None:
@@ -119,13 +157,7 @@ class WorkingParameter(ClippedByOptimizer):
             set_values(self, data)
             return
         values = values_of(self)
-        if (found := (data.shape, data.dtype, data.device)) != (values.shape, values.dtype, values.device):
-            raise ConfigError(
-                "Parameters whose master weights an optimizer updates keep their shape, dtype and device. Found other "
-                f"data for one of {tuple(values.shape)} in {values.dtype} on {values.device}: {tuple(found[0])} in "
-                f"{found[1]} on {found[2]}. Cast, move or resize the model before boost, or a copy of it: "
-                "copy.deepcopy(model.unwrap())."
-            )
+        _check_kind(data, values)
         # into the memory that the parameter has, of which the optimizer updates a part
         values.copy_(data)
         masters.expect_writes(self, values)
@@ -141,6 +173,16 @@ class WorkingParameter(ClippedByOptimizer):
                 "optimizer.parameters after optimizer.unscale_grad(). Update parameters by the boosted optimizer only: "
                 "another one finds no gradients."
             )
+
+
+def _check_kind(data: torch.Tensor, values: torch.Tensor) -> None:
+    if (found := (data.shape, data.dtype, data.device)) != (values.shape, values.dtype, values.device):
+        raise ConfigError(
+            "Parameters whose master weights or shards an optimizer updates keep their shape, dtype and device. Found "
+            f"other data for one of {tuple(values.shape)} in {values.dtype} on {values.device}: {tuple(found[0])} in "
+            f"{found[1]} on {found[2]}. Cast, move or resize the model before boost, or a copy of it: "
+            "copy.deepcopy(model.unwrap())."
+        )
 
 
 _GUARDED = (ClippedByOptimizer, WorkingParameter)
@@ -233,11 +275,6 @@ def _is_internal(caller: Any) -> bool:
     """Whether a function is one of torch or of this library, but `zero_grad` of a module, which a program calls."""
     name: str = caller.f_globals.get("__name__", "")
     return name.startswith(("torch.", "colossal.")) and caller.f_code is not nn.Module.zero_grad.__code__
-
-
-def is_program(caller: Any) -> bool:
-    """Whether a function is neither one of torch nor of this library."""
-    return not str(caller.f_globals.get("__name__", "")).startswith(("torch.", "colossal."))
 
 
 def _is_optimizer(caller: Any) -> bool:

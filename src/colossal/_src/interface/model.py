@@ -15,16 +15,15 @@ from torch.nn.parallel import DistributedDataParallel
 from colossal._src.comm import RandomStreams
 from colossal._src.interface.adapter_names import is_peft_model, model_without_adapters
 from colossal._src.interface.copies import copy_module, refuse_copy
+from colossal._src.interface.flat_values import is_program
 from colossal._src.interface.full_spec import full_spec_of
-from colossal._src.interface.guarded_params import is_program
-from colossal._src.interface.refusal import explain_transform, refusal_of
-from colossal._src.tensor import backing_shard, grad_of, is_dtensor, set_grad
+from colossal._src.interface.refusal import attribute_hint, explain_transform
+from colossal._src.tensor import backing_shard, grad_of, is_dtensor, local_operations, set_grad
 from colossal.errors import ConfigError, UnsupportedError
 
 if TYPE_CHECKING:
     from colossal._src.interface.optimizer import OptimizerWrapper
 
-_KEEP_PEFT = "unwrap_peft=False"
 _OF_PARAMETERS = ("device", "dtype")
 _SUBSCRIPT = (
     ". The model that was boosted is: use model.unwrap()[index]",
@@ -58,6 +57,7 @@ class ModelWrapper(nn.Module):
         self.module = module
         self._forward_context = forward_context
         self._streams: RandomStreams | None = None
+        self._has_copies = False  # whether the optimizer holds something else in place of parameters
         self._prepare_pass: Callable[[ModelWrapper, nn.Module], None] | None = None
         from colossal._src.interface.full_state_dict import refuse_partial_export
         from colossal._src.interface.partial_model import refuse_own_names
@@ -122,7 +122,7 @@ class ModelWrapper(nn.Module):
         Returns:
             An iterator over them; once, a warning says what to compute otherwise where they are a part.
         """
-        self._note_partial_values(sys._getframe(1))  # noqa: SLF001 (as above)
+        self._before_read(sys._getframe(1))  # noqa: SLF001 (as above)
         return super().parameters(recurse)
 
     def named_parameters(
@@ -138,10 +138,11 @@ class ModelWrapper(nn.Module):
         Returns:
             An iterator over names and parameters.
         """
-        self._note_partial_values(sys._getframe(1))  # noqa: SLF001 (as above)
+        self._before_read(sys._getframe(1))  # noqa: SLF001 (as above)
         return super().named_parameters(prefix, recurse, remove_duplicate)
 
-    def _note_partial_values(self, caller: Any) -> None:
+    def _before_read(self, caller: Any) -> None:
+        self._copy_written()
         if self._missing and is_program(caller):
             from colossal._src.interface.partial_model import warn_of_partial_values
 
@@ -177,6 +178,8 @@ class ModelWrapper(nn.Module):
             streams.end(before)
 
     def _run(self, *args: Any, **kwargs: Any) -> Any:
+        if self._has_copies:
+            self._copy_written()
         if self._prepare_pass is not None:
             self._prepare_pass(self, self._modules["module"])  # type: ignore[arg-type]
         module: Any = self._modules["module"]  # in each pass, and `self.module` takes two calls
@@ -215,7 +218,13 @@ class ModelWrapper(nn.Module):
         Args:
             optimizer: The boosted optimizer of the model.
         """
-        _OPTIMIZERS[self] = ref(optimizer)
+        _OPTIMIZERS[self], self._has_copies = ref(optimizer), optimizer.masters is not None
+
+    def _copy_written(self) -> None:
+        optimizer = _OPTIMIZERS[self]() if self in _OPTIMIZERS else None
+        if optimizer is not None and optimizer.masters is not None:
+            with local_operations():
+                optimizer.masters.copy_written()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Discard the gradients of all parameters, in the model and where the boosted optimizer holds them.
@@ -252,6 +261,7 @@ class ModelWrapper(nn.Module):
 
         Communication: with `only_rank_0`, all_gather, the ranks that shard a tensor, its bytes.
         """
+        self._copy_written()
         if only_rank_0 is None:
             return super().state_dict(*args, **kwargs)
         from colossal._src.interface.full_state_dict import full_state
@@ -363,6 +373,12 @@ def random_streams_of(module: nn.Module) -> RandomStreams | None:
     return found._streams if isinstance(found, ModelWrapper) else None  # noqa: SLF001 (of this file)
 
 
+def copy_written(module: nn.Module) -> None:
+    """Copy values into a boosted model that a program wrote into what the optimizer holds, such as shards."""
+    if isinstance(found := unwrap_compiled(module), ModelWrapper):
+        found._copy_written()  # noqa: SLF001 (of this file)
+
+
 def has_adapters(module: nn.Module) -> bool:
     """Whether a model, boosted or not, has adapters of peft around it."""
     own = unwrap_model(module)
@@ -378,18 +394,4 @@ def _of_parameters(model: nn.Module, name: str) -> Any:
 
 
 def _attribute_hint(module: nn.Module | None, name: str) -> str:
-    """Say how to access an attribute of the original model that the boosted one does not have."""
-    if module is None or name.startswith("__"):
-        return ""
-    original = unwrap_model(module)
-    base = model_without_adapters(original)
-    # methods of transformers have some of the same names, and know nothing of adapters that peft has made
-    for own in (original, base) if "adapter" in name else (base, original):
-        if refused := refusal_of(own, name):
-            return refused
-        if hasattr(own, name):
-            return f"The model that was boosted has it: use model.unwrap({'' if own is base else _KEEP_PEFT}).{name}"
-    full_spec = full_spec_of(original)
-    if full_spec is not None and any(hasattr(root, name) for root in full_spec.roots):
-        return f"The model is partitioned into pipeline stages: use {name} of the model before it is boosted"
-    return ""
+    return "" if module is None or name.startswith("__") else attribute_hint(unwrap_model(module), name)

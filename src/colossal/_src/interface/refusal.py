@@ -6,6 +6,8 @@ from typing import Any, NoReturn, final
 import torch
 from torch import nn
 
+from colossal._src.interface.adapter_names import model_without_adapters
+from colossal._src.interface.full_spec import full_spec_of
 from colossal.errors import ColossalError, UnsupportedError
 
 SAVE_AND_GENERATE = (
@@ -51,6 +53,22 @@ def lift_refusals(model: nn.Module) -> None:
     for module in model.modules():
         for name in [name for name, value in vars(module).items() if isinstance(value, Refusal)]:
             del vars(module)[name]
+
+
+def attribute_hint(original: nn.Module, name: str) -> str:
+    """Say how to access an attribute of the original model that the boosted one does not have."""
+    base = model_without_adapters(original)
+    # methods of transformers have some of the same names, and know nothing of adapters that peft has made
+    for own in (original, base) if "adapter" in name else (base, original):
+        if refused := refusal_of(own, name):
+            return refused
+        if hasattr(own, name):
+            keep_peft = "" if own is base else "unwrap_peft=False"
+            return f"The model that was boosted has it: use model.unwrap({keep_peft}).{name}"
+    full_spec = full_spec_of(original)
+    if full_spec is not None and any(hasattr(root, name) for root in full_spec.roots):
+        return f"The model is partitioned into pipeline stages: use {name} of the model before it is boosted"
+    return ""
 
 
 def explain_transform(error: RuntimeError) -> None:

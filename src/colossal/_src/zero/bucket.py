@@ -37,17 +37,17 @@ class Bucket(FlatParameters):
         if not config.keeps_gradients:
             pool.expect(self.numel)
         scratch.expect(partition.scratch_numel(self.working))
-        self.shard = partition.segment(self.working)
+        self.shard = partition.segment(self.working).data  # whose version counts no gathers
         self._copy_params_into_buffer()
         self._host_grad: torch.Tensor | None = None
         self.master = self._make_master()
         self.shards = [self._shard_of(index) for index in range(len(self.parameters))]
-        self._versions = self._changes()
+        self._note_versions()
 
     def start_gather(self, *, is_written: bool = False) -> PendingComm:
         """Bring the new values of all segments to this rank."""
         self._update_shard(is_written)
-        self._versions = self._changes()
+        self._note_versions()
         return self._partition.start_all_gather(self.working)
 
     @torch.no_grad()

@@ -8,8 +8,9 @@ import torch
 from torch import nn
 
 from colossal._src._dtypes import HALF_DTYPES
+from colossal._src.amp import refuse_two_writes
 from colossal._src.comm import Partition, PendingComm
-from colossal._src.tensor import FlatLayout, copy_placement, grad_of, placement_of, set_grad, set_placement
+from colossal._src.tensor import FlatLayout, copy_placement, grad_of, placement_of, set_grad, set_placement, version_of
 from colossal._src.zero.buffer_pool import Pool
 from colossal._src.zero.host_copies import CopyEvent, CopyStreams
 from colossal._src.zero.zero_config import ZeroConfig
@@ -31,7 +32,8 @@ class FlatParameters(ABC):
 
     shard: torch.Tensor  # this rank's segment of the parameters
     master: torch.Tensor  # what the optimizer updates: this rank's segment, or a float32 copy of it
-    _versions: list[int]
+    _versions: list[int]  # of the parameters, and below of `master`, when both had the same values
+    _master_version: int
     shards: list[nn.Parameter]  # what is here of each parameter; a range of `master`, maybe an empty one
 
     def __init__(
@@ -110,6 +112,23 @@ class FlatParameters(ABC):
 
         `written`: those whose values may have been written without a new version.
         """
+
+    @property
+    def is_written(self) -> bool:
+        """Whether a program has written what the optimizer holds, since the model got its values."""
+        return version_of(self.master) != self._master_version
+
+    def check_written_once(self) -> None:
+        """Refuse to copy what a program wrote here over what it wrote into parameters of the model."""
+        if self.has_copy and self._changes() != self._versions:
+            refuse_two_writes()
+
+    @abstractmethod
+    def _changes(self) -> list[int]:
+        """Count how often each parameter was written."""
+
+    def _note_versions(self) -> None:
+        self._versions, self._master_version = self._changes(), version_of(self.master)
 
     @property
     def trains(self) -> bool:
@@ -328,6 +347,8 @@ class FlatParameters(ABC):
     def _update_master(self, versions: list[int] | None, written: AbstractSet[nn.Parameter] = frozenset()) -> None:
         """Take over what somebody wrote into `shard`: of all parameters, or of those whose version has changed."""
         if self.has_copy and (written or versions != self._versions):
+            if versions is not None and self.is_written:
+                refuse_two_writes()
             for index, (begin, end) in enumerate(self._local_ranges):
                 is_new = versions is None or versions[index] != self._versions[index]
                 if is_new or (written and self.parameters[index] in written):
@@ -337,6 +358,7 @@ class FlatParameters(ABC):
                     # a master weight that rounds to the parameter is more precise: only changed values are copied
                     kept = master.to(here.dtype) == here.to(master.device)
                     master.copy_(torch.where(kept, master, here.to(master)))
+            self._master_version = version_of(self.master)
 
     def _reduces_in(self, grad: torch.Tensor | None) -> bool:
         dtype = self._config.communication_dtype or self.dtype

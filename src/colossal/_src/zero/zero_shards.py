@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from colossal._src.amp import DataAliases, MasterParams
-from colossal._src.comm import Partition, PendingComm
+from colossal._src.comm import CallOfAllRanks, Partition, PendingComm
 from colossal._src.interface import rebind_param_groups, refuse_copy
 from colossal._src.tensor import copy_placement, grad_of, placement_of, set_grad
 from colossal._src.zero.bucket import Bucket
@@ -21,6 +21,14 @@ from colossal._src.zero.flat_parameters import FlatParameters
 from colossal._src.zero.reducer import Reducer
 from colossal._src.zero.zero_config import ZeroConfig
 from colossal.errors import ConfigError
+
+_IS_LOST = 2  # in place of whether a bucket is waiting
+_LOST = (
+    "Buckets hold the gradients, of which the boosted optimizer has views, until its zero_grad(). Found that on a rank "
+    ".grad is None of what it updates, after a step, and gradients of another backward pass, which would be added to "
+    "those before. Discard gradients by zero_grad() of the boosted optimizer or model on all ranks, also where another "
+    "optimizer or a scheduler is built around it."
+)
 
 
 def _shard_like(value: torch.Tensor, shard: nn.Parameter) -> torch.Tensor:
@@ -119,9 +127,12 @@ class ZeroShards(MasterParams):
         waiting = [bucket.take_assigned() or bucket.is_waiting for bucket in self.buckets]
         if self._num_pulled == self._reducer.num_changes and not any(waiting):
             return
-        self._check_kept()
         # a bucket that any rank has to reduce is reduced by all: else that rank would wait for the others forever
-        self._used, waiting = self._agree(waiting)
+        own = [_IS_LOST if is_lost else flag for is_lost, flag in zip(self._lost(), waiting, strict=True)]
+        used, waiting = self._agree(own)
+        if _IS_LOST in waiting:
+            raise ConfigError(_LOST)
+        self._used = used
         self._reducer.reduce([bucket for bucket, is_waiting in zip(self.buckets, waiting, strict=True) if is_waiting])
         for bucket, used in zip(self.buckets, self._used, strict=True):
             if bucket.grad_shard is not None:
@@ -130,19 +141,15 @@ class ZeroShards(MasterParams):
                     set_grad(shard, grad if is_used else None)
         self._num_pulled = self._reducer.num_changes
 
-    def _check_kept(self) -> None:
-        """Refuse to add to gradients that the program discarded where they are handed out, and not where they are."""
-        handed = zip(self.buckets, self._used, strict=False) if self._num_pulled is not None else ()
-        shards = [
-            shard for bucket, used in handed for shard, is_used in zip(bucket.shards, used, strict=True) if is_used
+    def _lost(self) -> list[bool]:
+        """Say which buckets have a gradient that the program discarded where it is handed out, and not where it is."""
+        if self._num_pulled is None:
+            return [False] * len(self.buckets)
+        used = [*self._used, *[[]] * (len(self.buckets) - len(self._used))]  # none yet of a group that was added
+        return [
+            any(is_used and grad_of(shard) is None for shard, is_used in zip(bucket.shards, flags, strict=False))
+            for bucket, flags in zip(self.buckets, used, strict=True)
         ]
-        if any(grad_of(shard) is None for shard in shards):
-            raise ConfigError(
-                "Buckets hold the gradients, of which the boosted optimizer has views, until its zero_grad(). Found "
-                "that .grad is None of what it updates, after a step, and gradients of another backward pass, which "
-                "would be added to those before. Discard gradients by zero_grad() of the boosted optimizer or model, "
-                "also where another optimizer or a scheduler is built around it."
-            )
 
     def copy_params_from_masters(self) -> None:
         """Gather the updated parameters from the ranks that own them.
@@ -156,6 +163,21 @@ class ZeroShards(MasterParams):
         self._gathers = {bucket: bucket.start_gather(is_written=is_written) for bucket in changed}
         if not self._config.overlap_allgather:
             self.wait()
+
+    def copy_written(self) -> None:
+        """Gather shards that a program wrote, which all ranks do at the same places.
+
+        Communication: all_gather, dp, the bytes of their buckets.
+        """
+        written = [bucket for bucket in self.buckets if bucket.is_written]
+        if not written:
+            return
+        for bucket in written:
+            bucket.check_written_once()
+        self.wait()
+        with CallOfAllRanks("write what an optimizer holds, by loops over optimizer.param_groups,"):
+            for bucket in written:
+                bucket.start_gather().wait()
 
     def __deepcopy__(self, _memo: object) -> NoReturn:
         """Refuse: a module waits for these before it runs, and its copy would run before values are there."""
@@ -251,15 +273,15 @@ class ZeroShards(MasterParams):
         self._has_stepped = True
         self._updated.clear()
 
-    def _agree(self, waiting: list[bool]) -> tuple[list[list[bool]], list[bool]]:
-        """Find the parameters that any rank has used, and the buckets that any rank has yet to reduce."""
-        flags = [[is_waiting, *bucket.used] for bucket, is_waiting in zip(self.buckets, waiting, strict=True)]
+    def _agree(self, waiting: Sequence[int]) -> tuple[list[list[bool]], list[int]]:
+        """Find the parameters that any rank has used, and the buckets that any rank has yet to reduce, or has lost."""
+        flags = [[is_waiting, *map(int, bucket.used)] for bucket, is_waiting in zip(self.buckets, waiting, strict=True)]
         for partition in dict.fromkeys(bucket.partition for bucket in self.buckets):
             places = [at for at, bucket in enumerate(self.buckets) if bucket.partition == partition]
-            agreed = iter(self._take_largest([int(each) for at in places for each in flags[at]], partition))
+            agreed = iter(self._take_largest([each for at in places for each in flags[at]], partition))
             for at in places:
-                flags[at] = [bool(next(agreed)) for _ in flags[at]]
-        return [used for _, *used in flags], [is_waiting for is_waiting, *_ in flags]
+                flags[at] = [next(agreed) for _ in flags[at]]
+        return [list(map(bool, used)) for _, *used in flags], [is_waiting for is_waiting, *_ in flags]
 
     def _take_largest(self, values: list[int], partition: Partition) -> list[int]:
         if self._largest_of is not None:

@@ -127,9 +127,8 @@ class HookedAverager:
             trains = parameter.requires_grad
             # also one that is thawed later: torch takes hooks only of what trains, and keeps them
             parameter.requires_grad_(True).register_post_accumulate_grad_hook(partial(self._average, replicas))
-            if replicas.size != replicas.num_means:
-                parameter.register_hook(partial(torch.mul, replicas.size / replicas.num_means))
             parameter.requires_grad_(trains)
+            replicas.scale_each_pass(parameter)
 
     @contextmanager
     def paused(self) -> Generator[None]:

@@ -63,7 +63,7 @@ class Chunk(FlatParameters):
         self._fetch: PendingComm | None = None
         self._arrival = CopyEvent()
         self._host_grad: torch.Tensor | None = None
-        self._versions = self._changes()
+        self._note_versions()
 
     @property
     def is_always_full(self) -> bool:
@@ -127,7 +127,7 @@ class Chunk(FlatParameters):
             full = self.full
             set_data(parameter, self._nan.expand(parameter.shape) if full is None else self._view_of(full, index))
         self.states[index] = TensorState.HOLD if self.is_always_full else TensorState.FREE
-        self._versions = self._changes()
+        self._note_versions()
         self._drop_page_cache()
 
     @torch.no_grad()
@@ -233,7 +233,7 @@ class Chunk(FlatParameters):
             and self.placement.optimizer is not MemoryTier.DEVICE
         ):
             self._traffic.count("upload", self.shard.nbytes)
-        self._versions = self._changes()
+        self._note_versions()
         self._drop_page_cache()
         return self._renew()
 
@@ -246,11 +246,15 @@ class Chunk(FlatParameters):
         """Copy values written into `shard`, such as those of a checkpoint, to the master and the full buffer."""
         if self.is_prefetching:
             self._arrival.wait()  # of what was to be used and was not, before an optimizer writes to `shard`
-        versions = self._changes()
-        if only_written and versions == self._versions:
+        versions, is_written = self._changes(), only_written and self.is_written
+        if only_written and versions == self._versions and not is_written:
             return
-        self._update_master(versions if only_written else None)
-        self._versions = self._changes()
+        if is_written:
+            self.check_written_once()
+            self._update_shard(is_written=False)
+        else:
+            self._update_master(versions if only_written else None)
+        self._note_versions()
         self._renew().wait()
 
     def discard(self) -> None:
@@ -275,7 +279,7 @@ class Chunk(FlatParameters):
     def _make_shard(self) -> torch.Tensor:
         if self.is_always_full:
             self.full = self._memory.take(self.numel, self.dtype, "parameters")
-            return self._partition.segment(self.full)
+            return self._partition.segment(self.full).data  # whose version counts no gathers
         length = self.numel // self._partition.size
         if self.placement.parameters is MemoryTier.DEVICE:
             return self._memory.take(length, self.dtype, "parameters")

@@ -48,6 +48,11 @@ _REFUSED: Mapping[str, str] = {
         f"colossal.inference.InferenceEngine, which gathers them for a call. Or: {SAVE_AND_GENERATE}"
     ),
     "merge_and_unload": f"Merging needs full parameters. Found them in chunks. {SAVE_AND_MERGE}",
+    "load_state_dict": (
+        "Each rank copies its shards of a full state. Found a load_state_dict of the model that was wrapped, whose "
+        "parameters are in chunks. On all ranks call model.load_state_dict(state) of the boosted model, or "
+        "booster.load_model(model, file)."
+    ),
     "save_pretrained": (
         "save_pretrained writes what this process has, as if it were the full model. Found parameters in chunks. Call "
         "booster.save_model(model, directory, shard=True, use_safetensors=True) on all ranks: from_pretrained loads "
@@ -253,6 +258,7 @@ class GeminiDDP(ModelWrapper):
                 "module's state_dict, as those of a module around it, such as of torch.compile(model). Call "
                 "model.state_dict(only_rank_0=...) of the boosted model on all ranks, or booster.save_model."
             )
+        self._copy_written()
         state = full_state(unwrap_model(self), is_kept=not only_rank_0 or self.partition.rank == 0)
         for name, value in state.items() if dtype is not None else ():
             if isinstance(value, torch.Tensor) and value.is_floating_point():
@@ -276,6 +282,7 @@ class GeminiDDP(ModelWrapper):
 
         Communication: all_gather, dp, the model's bytes.
         """
+        self._copy_written()
         is_kept, found, size = not only_rank_0 or self.partition.rank == 0, dict[str, Any](), 0
         for name, value in full_items(unwrap_model(self)):
             num_bytes = value.nbytes if isinstance(value, torch.Tensor) else 0

@@ -5,14 +5,16 @@ from collections.abc import Set as AbstractSet
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any, final
-from weakref import ref
+from weakref import finalize, ref
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from colossal._src.booster.plugin.ddp.late_hooks import HookDelay
 from colossal._src.booster.plugin.replica_sync import HookedAverager, check_averaged
 from colossal._src.comm import all_reduce_over
 from colossal._src.interface import ModelWrapper, OptimizerWrapper, prepare_passes, unwrap_model
@@ -52,6 +54,7 @@ class ReplicatedModel:
         self._ddp = replicate(model) if any(self._trained) else None
         self._is_prepared = self._is_expected = self._has_pass = self._has_grad = self._is_accumulating = False
         self._refuses_graphs: set[torch.Tensor] = set()
+        self._hook_delay = HookDelay(self._parameters, partial(_reduces, ref(self)))
         self._watch()
 
     def __deepcopy__(self, _memo: object) -> "ReplicatedModel":
@@ -63,9 +66,13 @@ class ReplicatedModel:
         wrapper = ModelWrapper(self._ddp or self._model)
         prepare_passes(wrapper, self._before_forward)
         if optimizer is not None:
+            if optimizer.masters is not None:
+                optimizer.masters.refresh()  # takes note of the values of rank 0, which are no writes of a program
             optimizer.register_backward_error_hook(_explain)
             optimizer.register_step_check(partial(_check_hook, ref(self)))
-            optimizer.register_step_pre_hook(partial(_step_hook, ref(self)))
+            # of every optimizer that updates the model, of which the boosted one may have some parameters only
+            handle = register_optimizer_step_pre_hook(partial(_step_hook, ref(self), ref(optimizer.unwrap())))
+            finalize(self, handle.remove)
             optimizer.register_backward_hook(self._before_backward)
             optimizer.register_zero_grad_hook(self._reset)
             optimizer.limit_parameters(self._model.parameters())
@@ -102,8 +109,15 @@ class ReplicatedModel:
                 self._handle.remove()
             self._watch()
             ddp = self._ddp
+        if torch.is_grad_enabled():
+            self._hook_delay.update()
         if ddp is not None and torch.is_grad_enabled() and ddp.require_backward_grad_sync:
             self._is_prepared = self._is_expected = True
+
+    @property
+    def reduces(self) -> bool:
+        """Whether a backward pass that begins now reduces gradients."""
+        return self._ddp is not None and self._ddp.require_backward_grad_sync
 
     def _before_backward(self, loss: torch.Tensor) -> None:
         if self._ddp is None:
@@ -117,7 +131,7 @@ class ReplicatedModel:
 
     def _reset(self) -> None:
         """Discard what a backward pass left that an exception ended, so that the next batch can follow."""
-        self._has_pass = self._has_grad = self._is_accumulating = self._averager.is_accumulating = False
+        self._has_pass = self._has_grad = False
         if self._ddp is not None and not self._is_reduced():
             self._ddp.reducer._reset_state()  # noqa: SLF001 (torch has no public name for it)
 
@@ -146,6 +160,18 @@ class ReplicatedModel:
                 own = torch.zeros_like(parameter) if grad is None else grad.clone()
                 set_grad(parameter, all_reduce_over(own, [group], "sum") / size)
 
+    @property
+    def _accumulates(self) -> bool:
+        """Whether the last gradients are those of this rank."""
+        return self._is_accumulating or self._averager.is_accumulating
+
+    def has_accumulated_for(self, optimizer: Optimizer) -> bool:
+        """Whether `no_sync` left gradients of parameters that an optimizer has."""
+        if not self._accumulates:
+            return False
+        own = set(self._model.parameters())
+        return any(each in own for group in optimizer.param_groups for each in group["params"])
+
     def _is_reduced(self) -> bool:
         """Whether no backward pass has begun to reduce gradients and has not come to the end."""
         reducer: Any = None if self._ddp is None else self._ddp.reducer
@@ -158,9 +184,8 @@ class ReplicatedModel:
 
     def check_reduced(self, optimizer: Optimizer) -> None:
         """Refuse a step by gradients that still are those of this rank, as others of their bucket never came."""
-        is_accumulating = self._is_accumulating or self._averager.is_accumulating
-        self._is_accumulating = self._averager.is_accumulating = False
-        if is_accumulating and self._averager.mesh.size(DATA) > 1:
+        # until a pass averages: other optimizers may have yet to step
+        if self._accumulates and self._averager.mesh.size(DATA) > 1:
             check_averaged(optimizer, self._averager.mesh)
         if self._ddp is None or self._is_reduced():
             return
@@ -216,14 +241,19 @@ def _refuse_graph(_parameter: torch.Tensor) -> None:
         )
 
 
-def _step_hook(model: "ref[ReplicatedModel]", optimizer: Optimizer, *_step: Any) -> None:
-    if (found := model()) is not None:
+def _step_hook(model: "ref[ReplicatedModel]", own: "ref[Optimizer]", optimizer: Optimizer, *_step: Any) -> None:
+    # the boosted one may hold master weights in place of parameters
+    if (found := model()) is not None and (optimizer is own() or found.has_accumulated_for(optimizer)):
         found.check_reduced(optimizer)
 
 
 def _check_hook(model: "ref[ReplicatedModel]") -> None:
     if (found := model()) is not None:
         found.average_assigned()
+
+
+def _reduces(model: "ref[ReplicatedModel]") -> bool:
+    return (found := model()) is not None and found.reduces
 
 
 def _grad_hook(model: "ref[ReplicatedModel]", _parameter: torch.Tensor) -> None:

@@ -37,7 +37,7 @@ from colossal._src.booster.plugin.replica_sync import (
 from colossal._src.booster.plugin.wrap_units import find_units
 from colossal._src.cluster import ParallelMesh
 from colossal._src.comm import all_reduce_over, count_collective, int64_digest, reduce_scatter_fp8
-from colossal._src.interface import rebind_param_groups
+from colossal._src.interface import copy_refusal, rebind_param_groups, refuse
 from colossal._src.tensor import (
     DATA,
     broadcast_values,
@@ -99,6 +99,7 @@ class FSDPSharder:
         from colossal._src.booster.plugin.fsdp.fsdp_parameter import complete_dtensors, guard_shards, unguard_shards
 
         complete_dtensors()
+        refuse(self._modules, "__deepcopy__", copy_refusal("units of FSDP"))
         parameters = self._sharded = [parameter for parameter in model.parameters() if is_dtensor(parameter)]
         guard_shards(parameters)
         for module in model.modules():
