@@ -201,7 +201,7 @@ REFUSED: Refused = {
     keep_graph: {},
     transform: dict.fromkeys(("DDP", "Hybrid", "FSDP", "Gemini"), r"jacrev\(model.unwrap"),
     transform_original: {"FSDP": "which torch.func does not differentiate", "Gemini": "Between passes"},
-    differentiate_twice: {"FSDP": "frees the full parameters"},
+    differentiate_twice: {"FSDP": ""},
     copy_original: {"FSDP": "Copy the model before boost", "Gemini": "Between passes"},
     roll_back: {"Gemini": r"call model.load_state_dict\(state\)"},
     map_samples: {},

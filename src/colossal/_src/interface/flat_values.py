@@ -16,11 +16,14 @@ _NORM = (
 )
 
 
+_inside: Any = torch
+_AS_OF_PARAMETERS = _inside._C._disabled_torch_function_impl  # noqa: SLF001 (torch has no public name for it)
+
+
 class FlatValues(torch.Tensor):
     """Values or a gradient of a flat shard of a parameter that has rows; what is computed of it is a plain tensor."""
 
-    # as parameters have it
-    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[attr-defined]  # noqa: SLF001
+    __torch_function__: Any = _AS_OF_PARAMETERS
 
     @property
     def ndim(self) -> int:

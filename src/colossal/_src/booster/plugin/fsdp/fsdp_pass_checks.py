@@ -6,7 +6,6 @@ from typing import Any, final
 
 import torch
 from torch import nn
-from torch.utils._pytree import tree_leaves
 
 from colossal._src.cluster import ParallelMesh
 from colossal._src.comm import end_graphs_in, equal_text_on_all_ranks
@@ -97,15 +96,7 @@ class PassChecks:
     def _note(self, name: str, *_forward: Any) -> None:
         self._order.append(name)
 
-    def _end(self, _module: nn.Module, _args: Any, outputs: Any) -> None:
-        """Refuse what a pass of these outputs cannot do, and compare the units of the forward pass."""
-        if torch.is_grad_enabled() and not is_in_backward() and _transforms() is None:
-            for output in (outputs,) if isinstance(outputs, torch.Tensor) else tree_leaves(outputs):
-                if isinstance(output, torch.Tensor) and output.requires_grad:
-                    output.register_hook(_refuse_graph)
-        self._compare_order()
-
-    def _compare_order(self) -> None:
+    def _end(self, *_forward: Any) -> None:
         """Compare the units that this pass used with those of the other ranks, where they are not those of the last.
 
         Gathers of equal sizes would meet those of other units without an error.
@@ -170,27 +161,18 @@ def fsdp_params(units: Iterable[Any]) -> Iterator[Any]:
             yield from group.fsdp_params
 
 
-_GRAPH = (
-    "TorchFSDPPlugin frees the full parameters when a backward pass has used them. Found another one that needs them, "
-    "as that of a gradient penalty, of torch.autograd.grad(..., create_graph=True). Use TorchDDPPlugin, "
-    "LowLevelZeroPlugin, GeminiPlugin or HybridParallelPlugin, which keep them."
-)
-
-
-def _refuse_graph(_grad: torch.Tensor) -> None:
-    if torch.is_grad_enabled():  # in a backward pass: it records a graph
-        raise UnsupportedError(_GRAPH)
-
-
-_functorch: Any = torch._C._functorch  # type: ignore[attr-defined]  # noqa: SLF001 (it has no public name)
-_transforms: Callable[[], Any] = _functorch.peek_interpreter_stack
+_inside: Any = torch
+_transforms_of_torch: Any = _inside._C._functorch  # noqa: SLF001 (it has no public name)
+_transforms: Callable[[], Any] = _transforms_of_torch.peek_interpreter_stack
 
 
 def _check_transforms() -> None:
     """Refuse transforms of torch.func that differentiate, through whose tensors parameters cannot be gathered."""
     if _transforms() is None:
         return
-    if any(each.key() != _functorch.TransformType.Vmap for each in _functorch.get_interpreter_stack()):
+    if any(
+        each.key() != _transforms_of_torch.TransformType.Vmap for each in _transforms_of_torch.get_interpreter_stack()
+    ):
         raise UnsupportedError(
             "TorchFSDPPlugin gathers parameters in each pass, which torch.func does not differentiate. Found a model "
             "in a function that torch.func transforms, such as by grad, jacrev or jvp. Use TorchDDPPlugin or "
@@ -201,7 +183,11 @@ def _check_transforms() -> None:
 def explain_backward_error(error: Exception) -> None:
     """Say what works instead of a second backward pass, or of gradients that only some ranks have."""
     if isinstance(error, RuntimeError) and "setStorage" in str(error):
-        raise UnsupportedError(_GRAPH) from error
+        raise UnsupportedError(
+            "TorchFSDPPlugin frees the full parameters when a backward pass has used them. Found another one that "
+            "needs them, as that of a gradient penalty, of torch.autograd.grad(..., create_graph=True). Use "
+            "TorchDDPPlugin, LowLevelZeroPlugin, GeminiPlugin or HybridParallelPlugin, which keep them."
+        ) from error
     if isinstance(error, RuntimeError) and "mixed torch.Tensor and DTensor" in str(error):
         raise UnsupportedError(
             "Under TorchFSDPPlugin parameters are shards between passes. Found a loss that has them in it beside "
