@@ -41,7 +41,8 @@ def split_sections(content: Iterable[nodes.Node]) -> Sections:
 
 
 def _add_node(one: nodes.field, found: Sections) -> None:
-    label, body = one.children[0].astext(), list(one.children[1].children)
+    # as written: the text of `name_` would be that of a reference to `name`
+    label, body = one.children[0].rawsource.replace("\\", ""), list(one.children[1].children)
     kind, _, name = label.partition(" ")
     if kind == "param":
         found.params[name] = body

@@ -161,7 +161,8 @@ def test_bfloat16_logits_lose_nothing_more(name) -> None:
 
 def test_a_reduction_may_be_true_or_false() -> None:
     logits, targets = torch.randn(3, 4), torch.tensor([0, 3, 1])
-    for kind in (CrossEntropyLoss, VocabParallelCrossEntropyLoss):
+    kinds: tuple[Any, ...] = (CrossEntropyLoss, VocabParallelCrossEntropyLoss)
+    for kind in kinds:
         for word, flag in (("mean", True), ("none", False)):
             assert torch.equal(kind(reduction=flag)(logits, targets), kind(reduction=word)(logits, targets))
     with pytest.raises(ConfigError, match="by its name: reduction=True"):
