@@ -5,9 +5,11 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+from docutils.core import publish_doctree
 
 from pagebuild.api.entry import Entry
 from pagebuild.api.reference import Reference, build_reference
+from pagebuild.api.sections import split_sections
 from pagetest.model.reader import parse_page
 
 pytestmark = pytest.mark.slow
@@ -344,6 +346,11 @@ def test_sections_are_taken_apart(objects) -> None:
     base = objects["toylib.parts.Base"]["attributes"]
     assert [(one["name"], one["type"]) for one in base] == [("kind", "str")]
     assert [one["name"] for one in objects["toylib.parts.Base.grow"]["params"]] == ["by", "*rest", "**options"]
+
+
+def test_names_that_end_in_an_underscore_are_read_as_written() -> None:
+    fields = publish_doctree("Text.\n\n:param input_: What it is.\n:param \\*rest: More.").children
+    assert list(split_sections(fields).params) == ["input_", "*rest"]
 
 
 def test_a_colon_in_what_is_returned_makes_no_type(objects) -> None:
