@@ -166,7 +166,7 @@ def test_torchrun_takes_no_option_of_the_program_for_its_own(program: str, capsy
 class TokenizerOfOneToken:
     eos_token_id = 0
 
-    def __call__(self, _text: str) -> SimpleNamespace:
+    def __call__(self, _text: str, **_options: Any) -> SimpleNamespace:
         return SimpleNamespace(input_ids=[1])
 
 
