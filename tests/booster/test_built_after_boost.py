@@ -114,6 +114,7 @@ def compare(kinds: list[tuple[str, str]], folder: Path) -> None:
         assert "lm_head.weight" in rank[plugin, kind] or plugin not in DIVIDING
 
 
+@pytest.mark.slow
 def test_schedules_of_the_boosted_optimizer_train_and_resume_as_in_one_process(tmp_path: Path) -> None:
     compare(
         [("DDP", "own"), ("ZeRO-2", "one cycle, which moves the momentum"), ("pp2", "one lambda a group")], tmp_path

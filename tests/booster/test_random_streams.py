@@ -208,6 +208,7 @@ def save_in_one_process(folder: Path) -> None:
     booster.save(folder / "one", model, optimizer, step=1)
 
 
+@pytest.mark.slow
 @pytest.mark.chosen
 def test_seeds_count_and_resumed_ranks_draw_as_their_place_says(tmp_path: Path) -> None:
     save_in_one_process(tmp_path)
