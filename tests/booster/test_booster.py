@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import distributed as dist
 from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
 
 from colossal._src.interface.boost_types import Parts
 from colossal.booster import Booster
@@ -94,6 +95,11 @@ def test_parts_that_do_not_belong_together_are_refused() -> None:
         booster.boost(model, other_optimizer)
     with pytest.raises(ConfigError, match="Found one that drives another"):
         booster.boost(model, optimizer, lr_scheduler=torch.optim.lr_scheduler.StepLR(other_optimizer, 1))
+    schedule, loader = torch.optim.lr_scheduler.StepLR(optimizer, 1), DataLoader(TensorDataset(torch.ones(2)))
+    with pytest.raises(ConfigError, match=r"Found a DataLoader as criterion\. Pass it by keyword: dataloader="):
+        booster.boost(model, optimizer, loader, schedule)  # pyright: ignore[reportArgumentType, reportCallIssue]
+    with pytest.raises(ConfigError, match=r"Found a StepLR as dataloader\. Pass it by keyword: lr_scheduler="):
+        booster.boost(model, optimizer, None, schedule)  # pyright: ignore[reportArgumentType, reportCallIssue]
     wrapped, optim, *_ = booster.boost(other, other_optimizer)
     with pytest.raises(ConfigError, match="Found one that is boosted already"):
         booster.boost(wrapped)

@@ -107,6 +107,11 @@ def test_rows_that_match_nothing() -> None:
     assert divide(Block(), 2, ParallelPlan({"?middle": "colwise", "up": "colwise", "down": "rowwise"}))
 
 
+def test_styles_that_there_are_not() -> None:
+    with pytest.raises(PlanError, match=r"one of colwise, .*Found 'columnwise' for up\. Did you mean 'colwise'\?"):
+        divide(Block(), 2, ParallelPlan({"up": "columnwise", "down": "rowwise"}))
+
+
 def test_numbers_that_do_not_divide() -> None:
     with pytest.raises(PlanError, match=r"tp=2\. Found width=None in up"):
         divide(Block(), 2, ParallelPlan({"up": "colwise"}, divide_by_tp=("up.width",)))

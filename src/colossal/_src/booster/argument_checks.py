@@ -4,6 +4,7 @@ from functools import cache
 from typing import Any
 
 from torch import nn
+from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, SequentialSampler
 
 from colossal._src._dtypes import HALF_DTYPES
@@ -118,6 +119,7 @@ def check_parts(parts: Parts) -> None:
             "boost takes a plain model and a plain optimizer. Found one that is boosted already. "
             "Boost once; pass model.unwrap() and optimizer.unwrap() to boost again." + combined * is_second
         )
+    _check_order(parts)
     given: Any = parts.optimizer
     if isinstance(given, list | tuple):
         kinds = ", ".join(type(each).__name__ for each in given)
@@ -138,6 +140,19 @@ def check_parts(parts: Parts) -> None:
             "The lr_scheduler drives the optimizer that is boosted with it. Found one that drives another. "
             "Build it from the optimizer that is passed to boost."
         )
+
+
+def _check_order(parts: Parts) -> None:
+    """Reject a part in the place of another, which would be returned as it is."""
+    kinds = {"criterion": nn.Module, "dataloader": DataLoader, "lr_scheduler": LRScheduler}
+    for place in kinds:
+        given = getattr(parts, place)
+        belongs = [other for other, kind in kinds.items() if isinstance(given, kind)]
+        if belongs and place not in belongs:
+            raise ConfigError(
+                "boost takes model, optimizer, criterion, dataloader and lr_scheduler, in this order. Found a "
+                f"{type(given).__name__} as {place}. Pass it by keyword: {belongs[0]}=..."
+            )
 
 
 def _check_distributed_parameters(model: nn.Module, mesh: ParallelMesh) -> None:

@@ -1,23 +1,33 @@
 """What stands in a stage for the parts of its model that other stages have.
 
 The forward method of a model still runs from its beginning on every stage, and makes masks and positions of the inputs.
-Layers of earlier stages hand over what came from the stage before; the first layer of a later stage ends the pass.
+Layers of earlier stages hand over what came from the stage before; the first layer of a later stage ends the pass. What
+else earlier stages compute is not here: a forward method that uses it gets no value, and is refused.
 """
 
 import copy
 import inspect
 from collections.abc import Mapping, Sequence
 from itertools import chain
-from typing import Any, final
+from textwrap import shorten
+from typing import Any, cast, final
 
 import torch
 from torch import nn
+
+from colossal.errors import ColossalError, PlanError
 
 HIDDEN = "hidden_states"
 """The name of what one layer hands to the next."""
 
 RESULT = "result"
 """The name of what a list of layers that has come to its end hands to the next list."""
+
+_RULE = (
+    "A pipeline runs the forward method of its model on every stage, where each layer of the list that `Stages` names "
+    "takes just what the previous layer has returned."
+)
+_ELSE = "or build the stages yourself, by colossal.pipeline.StageModules."
 
 
 class StageEnd(Exception):  # noqa: N818 (it is no error)
@@ -36,25 +46,77 @@ class StageBoundary:
         self.input_names, self.output_names = tuple(input_names), tuple(output_names)
         self.values: dict[str, Any] = {}
         self.sequence_parallel_size = 1
+        self.is_before_layers = False
+        """Whether a pass has hidden states of the stage before, and has not come to a layer of this stage."""
 
-    def states(self, name: str) -> torch.Tensor:
-        """Make what a forward method makes masks and positions of."""
-        # Only its shape and dtype are of use: no gradient may flow through what is made of it.
-        value = self.values[name].detach()
-        if self.sequence_parallel_size == 1:
-            return value
-        # Masks and positions are made for the tokens of all ranks; expanding takes no memory.
-        return value[:, :1].expand(-1, value.shape[1] * self.sequence_parallel_size, *value.shape[2:])
+    def shape_of(self, name: str, where: str) -> torch.Tensor:
+        """Make what a forward method makes masks and positions of: only its shape and dtype are of use."""
+        value = self.values[name]
+        # Masks and positions are made for the tokens of all ranks.
+        num_ranks = self.sequence_parallel_size
+        shape = value.shape if num_ranks == 1 else (value.shape[0], value.shape[1] * num_ranks, *value.shape[2:])
+        return cast("torch.Tensor", _NoValues.apply(value, shape, where))
 
     def enter(self, carry: Any) -> None:
         """Begin a forward pass, or end one."""
         given = () if carry is None else carry if isinstance(carry, tuple) else (carry,)
         self.values = dict(zip(self.input_names, given, strict=bool(given)))
+        self.is_before_layers = HIDDEN in self.values
+
+    def watch_first_layer(self, layer: nn.Module, where: str) -> None:
+        """Reject other inputs of the first layer of this stage than what the stage before has sent."""
+        signature = inspect.signature(layer.forward)
+
+        def check(_layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            if not self.is_before_layers:  # recomputed, or called again
+                return
+            self.is_before_layers = False
+            if _first_argument(signature, args, kwargs) is not self.values[HIDDEN]:
+                raise PlanError(
+                    f"{_RULE} Found that {where}, the first of its stage, takes something else than what the previous "
+                    "stage sent. Call the layers in their order, and put what happens between them into a layer; "
+                    f"{_ELSE}"
+                )
+
+        layer.register_forward_pre_hook(check, prepend=True, with_kwargs=True)
+
+    def explain(self, error: Exception) -> Exception:
+        """Say why a forward method may fail before the layers of its stage."""
+        if not self.is_before_layers or isinstance(error, (ColossalError, torch.OutOfMemoryError)):
+            return error
+        return PlanError(
+            f"{_RULE} What runs before the layers gets tensors of the shape of the hidden states in place of what "
+            f"pre_layers return. Found that it fails with these: {type(error).__name__}: {shorten(str(error), 160)} "
+            "Make one module of all that runs before the layers, and name it in pre_layers of Stages."
+        )
 
     def leave(self, values: Mapping[str, Any]) -> Exception:
         """End the forward pass of a stage."""
         known = self.values | dict(values)
         return StageEnd(tuple(known[name] for name in self.output_names))
+
+
+class _NoValues(torch.autograd.Function):
+    """NaN in any shape, of which no loss may depend."""
+
+    @staticmethod
+    def forward(ctx: Any, like: torch.Tensor, shape: Sequence[int], where: str) -> torch.Tensor:
+        """Make a tensor that takes no memory."""
+        ctx.where = where
+        return like.new_full((), torch.nan if like.is_floating_point() else 0).expand(shape)
+
+    @staticmethod
+    def backward(ctx: Any, *_grads: torch.Tensor) -> Any:
+        """Refuse."""
+        raise PlanError(
+            f"{_RULE} Found that the loss of a later stage also depends on what {ctx.where} returns, as over a skip "
+            "connection. Return it from each layer beside the hidden states, and name both in layer_outputs of Stages; "
+            f"{_ELSE}"
+        )
+
+
+def _first_argument(signature: inspect.Signature, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return args[0] if args else kwargs[next((name for name in signature.parameters if name in kwargs), HIDDEN)]
 
 
 def copy_to_meta(module: nn.Module) -> nn.Module:
@@ -83,16 +145,23 @@ class _Placeholder(nn.Module):
 class PreviousStageLayer(nn.Module):
     """In the place of a layer of an earlier stage."""
 
-    def __init__(self, passage: StageBoundary, gives: Sequence[str]) -> None:
+    def __init__(self, passage: StageBoundary, gives: Sequence[str], where: str, *, is_last: bool) -> None:
         super().__init__()
-        self._passage, self._gives = passage, tuple(gives)
+        self._passage, self._gives, self._where, self._is_last = passage, tuple(gives), where, is_last
 
     def forward(self, *_args: Any, **_kwargs: Any) -> Any:
         """Return the values from the previous stage."""
+        if not self._passage.is_before_layers:
+            raise PlanError(
+                f"{_RULE} Found that {self._where}, of an earlier stage, is called after layers of this one, or in a "
+                "backward pass. Call each layer in one place, with no checkpointed function around several layers; "
+                f"{_ELSE}"
+            )
         values = self._passage.values
+        hidden = values[HIDDEN] if self._is_last else self._passage.shape_of(HIDDEN, self._where)
         if not self._gives:
-            return values[HIDDEN]
-        return (values[HIDDEN], *(values.get(name) for name in self._gives[1:]))
+            return hidden
+        return (hidden, *(values.get(name) for name in self._gives[1:]))
 
 
 @final
@@ -106,9 +175,9 @@ class NextStageLayer(nn.Module):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """End the forward pass."""
         given = self._signature.bind(*args, **kwargs).arguments
-        hidden = args[0] if args else kwargs[HIDDEN]
         raise self._passage.leave(
-            {name: given[name] for name in self._passage.output_names if name in given} | {HIDDEN: hidden}
+            {name: given[name] for name in self._passage.output_names if name in given}
+            | {HIDDEN: _first_argument(self._signature, args, kwargs)}
         )
 
 
@@ -116,13 +185,13 @@ class NextStageLayer(nn.Module):
 class InputPlaceholder(_Placeholder):
     """In the place of what makes hidden states of inputs: they are here already."""
 
-    def __init__(self, native: nn.Module, passage: StageBoundary, source: str, makes_states: bool) -> None:
+    def __init__(self, native: nn.Module, passage: StageBoundary, source: str, where: str, makes_states: bool) -> None:
         super().__init__(native)
-        self._passage, self._source, self._makes_states = passage, source, makes_states
+        self._passage, self._source, self._where, self._makes_states = passage, source, where, makes_states
 
     def forward(self, *args: Any, **_kwargs: Any) -> torch.Tensor:
-        """Return hidden states, or zeros in the place of what is added to them."""
-        states, given = self._passage.states(self._source), args[0] if args else None
+        """Return what is like hidden states, or zeros in the place of what is added to them."""
+        states, given = self._passage.shape_of(self._source, self._where), args[0] if args else None
         if self._makes_states or (isinstance(given, torch.Tensor) and given.shape == states.shape):
             return states
         zero = states.new_zeros(())

@@ -87,6 +87,10 @@ class Stage(nn.Module):
             outputs = self.module(*args, **kwargs)
         except StageEnd as end:
             return end.carry[0] if len(end.carry) == 1 else end.carry
+        except Exception as error:
+            if (explained := self._passage.explain(error)) is error:
+                raise
+            raise explained from error
         finally:
             # Also after an error: hidden states would be kept until the next pass.
             self._passage.enter(None)

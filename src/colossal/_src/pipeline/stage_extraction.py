@@ -122,18 +122,23 @@ def _extract_layers(base: nn.Module, each: _List, kept: range, passage: StageBou
         if table.result:
             replace_submodule(base, table.result, ComputedEncoder(base.get_submodule(table.result), passage))
         return
-    for index in span:
-        if index not in kept:
-            layer = held[index - span.start]
-            held[index - span.start] = (
-                PreviousStageLayer(passage, table.layer_outputs)
-                if index < kept.start
-                else NextStageLayer(layer, passage)
-            )
+    _replace_layers(held, table, range(kept.start - span.start, kept.stop - span.start), passage)
     yield table.layers
     if table.result and kept.stop >= span.stop:
         yield table.result
         _keep_result(base.get_submodule(table.result), passage, ends=kept.stop == span.stop)
+
+
+def _replace_layers(held: nn.ModuleList, table: Stages, kept: range, passage: StageBoundary) -> None:
+    names = [f"{table.layers}[{place}]" for place in range(len(held))]
+    if kept.start > 0:
+        passage.watch_first_layer(held[kept.start], names[kept.start])
+    for place, layer in enumerate(held):
+        if place < kept.start:
+            is_last = place == kept.start - 1
+            held[place] = PreviousStageLayer(passage, table.layer_outputs, names[place], is_last=is_last)
+        elif place >= kept.stop:
+            held[place] = NextStageLayer(layer, passage)
 
 
 def _keep_result(module: nn.Module, passage: StageBoundary, ends: bool) -> None:
@@ -155,7 +160,7 @@ def _replace_input_module(base: nn.Module, name: str, passage: StageBoundary, so
         zeros = torch.zeros(native.shape, dtype=native.dtype)
         base.get_submodule(path).register_buffer(last, zeros, persistent=False)
     elif isinstance(native, nn.Module):
-        replace_submodule(base, name, InputPlaceholder(native, passage, source, makes_states))
+        replace_submodule(base, name, InputPlaceholder(native, passage, source, name, makes_states))
 
 
 def _find(base: nn.Module, name: str) -> Any:

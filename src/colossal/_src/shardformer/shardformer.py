@@ -1,6 +1,7 @@
 """Shard a model as its plan says."""
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from difflib import get_close_matches
 from itertools import chain
 from typing import Any, final
 
@@ -335,7 +336,13 @@ def _styled_modules(
 
 
 def _check_kind(name: str, module: nn.Module, style: str) -> None:
-    """Reject a layer whose forward method differs from that of the layer that would replace it."""
+    """Reject a style that there is not, and a layer whose forward method is not that of what would replace it."""
+    if style not in STYLES:
+        close = get_close_matches(style, STYLES, 1)
+        raise PlanError(
+            f"The style of a row is one of {', '.join(STYLES)}. Found {style!r} for {name}. "
+            f"{f'Did you mean {close[0]!r}?' if close else 'Use one of these.'}"
+        )
     if style in _KEEP_MODULE or type(module).__name__ in _COMPUTE_THE_SAME:
         return
     if "forward" in vars(module):

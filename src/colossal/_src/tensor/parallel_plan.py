@@ -52,7 +52,8 @@ class Stages:
 
     Args:
         layers: The list of layers, in the base model. Each takes hidden states as its first argument, and these are
-            just what the layer before has returned.
+            just what the layer before has returned; other inputs of the first layer of a stage, and losses that depend
+            on what earlier stages compute besides, raise `PlanError` in the first step.
         pre_layers: Modules and parameters of the base model that make hidden states of the inputs, in the order in
             which they are used.
         layer_outputs: If a layer returns several values: which arguments of the next layer they become, hidden states
