@@ -1,6 +1,7 @@
 """Parameters and optimizer states that should be equal on ranks and are not are named when they are saved."""
 
 import logging
+import shutil
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from families import build, inputs_of
+from safetensors.torch import save_file
 from torch import nn
 
 from colossal.booster import Booster
@@ -19,6 +21,7 @@ from colossal.booster.plugin import (
     TorchDDPPlugin,
     TorchFSDPPlugin,
 )
+from colossal.errors import CheckpointError
 from colossal.testing import run_processes
 
 
@@ -128,3 +131,39 @@ def test_what_tensor_parallel_ranks_replicate_is_compared(tmp_path: Path) -> Non
     (line,), more = run_processes(drift_in_tp, 2, str(tmp_path))
     assert "of model.layers.0.input_layernorm.weight: the checkpoint has" in line
     assert not more
+
+
+def load_own_files(folder: str) -> dict[str, str]:
+    """Load what each rank has on a disk of its own, and say what came of it."""
+    found = {}
+    rank = torch.distributed.get_rank()
+    for plugin in ("DDP", "ZeRO-1", "FSDP", "Gemini"):
+        booster = Booster(device="cpu", plugin=ALL[plugin]())
+        model, *_ = booster.boost(nn.Linear(4, 4))
+        for name in ("equal", "other", "other.safetensors", "other.pt"):
+            try:
+                booster.load_model(model, Path(folder) / f"rank{rank}" / name)
+                found[f"{plugin}, {name}"] = "loaded"
+            except CheckpointError as error:
+                found[f"{plugin}, {name}"] = str(error)
+    return found
+
+
+def test_ranks_that_have_other_files_are_refused(tmp_path: Path) -> None:
+    booster, same = Booster(device="cpu"), nn.Linear(4, 4)
+    for rank in range(2):
+        folder, model = tmp_path / f"rank{rank}", nn.Linear(4, 4)
+        folder.mkdir()
+        booster.save_model(model, folder / "other", shard=True, use_safetensors=True)
+        save_file(dict(model.state_dict()), folder / "other.safetensors")  # as another program writes it
+        torch.save(model.state_dict(), folder / "other.pt")
+        if rank == 0:
+            booster.save_model(same, folder / "equal", shard=True, use_safetensors=True)
+        else:
+            shutil.copytree(tmp_path / "rank0" / "equal", folder / "equal")
+    for found in run_processes(load_own_files, 2, str(tmp_path)):
+        for case, said in found.items():
+            if case.endswith("equal"):
+                assert said == "loaded", case
+            else:
+                assert said.startswith("All ranks load the same files. Found others on ranks [1] than on rank 0"), case

@@ -2,7 +2,7 @@
 """A step that is planned without memory and without other ranks is the step that these make."""
 
 import copy
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -12,7 +12,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from colossal._src.booster.plugin.hybrid.dry_run import dry_run
 from colossal.booster import Booster
-from colossal.booster.plugin import HybridParallelPlugin, StepPlan, plan_step
+from colossal.booster.plugin import HybridParallelPlugin, LowLevelZeroPlugin, StepPlan, plan_step
 from colossal.comm import CommCounter
 from colossal.errors import ConfigError, MeshError, UnsupportedError
 from colossal.testing import SavedTensorCounter, fake_world, run_processes, run_threads
@@ -220,6 +220,12 @@ def test_a_world_that_exists_is_refused() -> None:
 def test_a_model_with_values_is_refused() -> None:
     with fake_world(2), pytest.raises(ConfigError, match=r"embed_tokens.weight, which has some.*device\('meta'\)"):
         real_model()
+
+
+def test_other_plugins_are_named() -> None:
+    model, other = build("llama"), cast("HybridParallelPlugin", LowLevelZeroPlugin())
+    with fake_world(2), pytest.raises(ConfigError, match="Found LowLevelZeroPlugin.*colossal estimate"):
+        plan_step(other, model, torch.optim.AdamW(model.parameters()), batch_of("llama"), loss_of)
 
 
 def test_shared_sequences_are_refused() -> None:

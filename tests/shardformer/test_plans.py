@@ -110,6 +110,9 @@ def test_rows_that_match_nothing() -> None:
 def test_styles_that_there_are_not() -> None:
     with pytest.raises(PlanError, match=r"one of colwise, .*Found 'columnwise' for up\. Did you mean 'colwise'\?"):
         divide(Block(), 2, ParallelPlan({"up": "columnwise", "down": "rowwise"}))
+    for style, module in (("colwise", nn.Embedding(8, 4)), ("vocab", nn.Linear(8, 4))):
+        with pytest.raises(PlanError, match=f"sharded by vocab or .*Found '{style}' for 0, a {type(module).__name__}"):
+            divide(nn.Sequential(module), 2, ParallelPlan({"0": style}))
 
 
 def test_numbers_that_do_not_divide() -> None:

@@ -10,24 +10,13 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from colossal._src.checkpoint_io.checkpoint_group import CheckpointGroup, SingleProcessIO
-from colossal._src.checkpoint_io.content import (
-    MIB,
-    Content,
-    Entry,
-    ParameterContent,
-    extract_tensors,
-    plan_files,
-)
+from colossal._src.checkpoint_io.content import MIB, Content, Entry, ParameterContent, extract_tensors, plan_files
 from colossal._src.checkpoint_io.destination import Destination, ShardedDestination, SingleFileDestination
 from colossal._src.checkpoint_io.file_writers import FileWriter, SafetensorsWriter
-from colossal._src.checkpoint_io.index_and_names import (
-    MODEL,
-    OLD_OPTIMIZER,
-    OPTIMIZER,
-    full_path,
-)
+from colossal._src.checkpoint_io.index_and_names import MODEL, OLD_OPTIMIZER, OPTIMIZER, full_path
 from colossal._src.checkpoint_io.model_state import ModelState
 from colossal._src.checkpoint_io.optimizer_state import OptimizerState, check_scheduler, optimizer_tree, plain_of
+from colossal._src.checkpoint_io.replica_check import WhatWasRead, refuse_different_files
 from colossal._src.checkpoint_io.save_queue import SaveQueue
 from colossal._src.checkpoint_io.source import Source, read_plain
 from colossal._src.interface import OptimizerWrapper, unwrap_model
@@ -139,18 +128,24 @@ class CheckpointIO:
 
         Raises:
             CheckpointError: The checkpoint is missing, damaged, or of another model. Nothing was loaded then, unless
-                the message says that bytes did not fit their digest.
+                the message says that bytes did not fit their digest, or that ranks have read different files.
             ConfigError: `num_threads` is less than 1.
 
-        Communication: for `ProcessGroupIO` five times all_gather_object, the group, a few bytes; for
-        `SingleProcessIO` none.
+        Communication: for `ProcessGroupIO` five times all_gather_object, the group, a few bytes, and 16 bytes for each
+        replicated tensor of a rank; for `SingleProcessIO` none.
         """
         _check_threads(num_threads)
         self._save_queue.wait_until_saved()
         state = self._writers.read(lambda: ModelState(unwrap_model(model), self._writers.rank))
         with self._open(full_path(checkpoint), _MODEL_KINDS, low_cpu_mem_mode) as source:
             self._writers.read(lambda: state.check(source.items, strict, checkpoint))
-            self._writers.read(lambda: source.each_file(state.fill, num_threads))
+
+            def fill() -> WhatWasRead:
+                source.each_file(state.fill, num_threads)
+                entries = state.content(self._writers.ranks, for_safetensors=False).entries
+                return WhatWasRead.of(source, entries, self._writers.rank)
+
+            refuse_different_files(self._writers.gather(fill), self._writers.ranks, checkpoint)
             state.log_experts(source.items, checkpoint)
         return model
 

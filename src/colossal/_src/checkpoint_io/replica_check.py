@@ -1,13 +1,16 @@
-"""Reports replicas of saved tensors that differ, though ranks that hold the same region have the same values of it."""
+"""Reports replicas that differ when they are saved, and files that differ between the ranks that load them."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol, Self
 
 import torch
 
 from colossal._src.checkpoint_io.index_and_names import listing
+from colossal._src.checkpoint_io.source import Source
 from colossal._src.comm import int64_digest
 from colossal._src.tensor import FlatLayout, Layout, Region, RegionLayout, local_regions_of
+from colossal.errors import CheckpointError
 from colossal.logging import get_dist_logger
 
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by size in bytes
@@ -59,6 +62,35 @@ def warn_of_different_replicas(entries: Sequence[_Entry], rank: int, checksums: 
             f"values on some of the ranks {sorted(holders)} of {listing(dict.fromkeys(names))}: the checkpoint has "
             "those of one rank of each. Look for an update or a seed that depends on the rank, and for parameters that "
             "are changed outside of the optimizer."
+        )
+
+
+class WhatWasRead(NamedTuple):
+    """What tells whether ranks have read the same files."""
+
+    sample: str
+    checksums: Mapping[int, int]
+
+    @classmethod
+    def of(cls, source: Source, entries: Sequence[_Entry], rank: int) -> Self:
+        """Describe what a rank has read; tensors that no file has may differ between ranks."""
+        read = [entry for entry in entries if not source.items.keys().isdisjoint(entry.names)]
+        return cls(source.sample(), replica_checksums(read, rank))
+
+
+def refuse_different_files(read: Sequence[WhatWasRead], ranks: Sequence[int], checkpoint: str | Path) -> None:
+    """Reject on all ranks that some have read other files, as from disks of their own, which replicas never mend."""
+    first: dict[int, int] = {}
+    others = [
+        rank
+        for rank, each in zip(ranks, read, strict=True)
+        if each.sample != read[0].sample
+        or any(first.setdefault(digest, total) != total for digest, total in each.checksums.items())
+    ]
+    if others:
+        raise CheckpointError(
+            f"All ranks load the same files. Found others on ranks {others} than on rank {ranks[0]} at {checkpoint}: "
+            "the model now has values of both. Load from a file system that all nodes share, or copy one save to all."
         )
 
 

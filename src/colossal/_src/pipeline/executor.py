@@ -213,7 +213,7 @@ class PipelineExecutor:
         if self._placement.num_stages > 1:
             models = [self._full_spec, *(stage.module for stage in self.stages.values())]
             found = "Found a model in pipeline stages, each of which has some of the layers."
-            advice = "Use a plugin without pp_size, or a criterion of the outputs of the last layer."
+            advice = "Set it to False, in model.config too, or use a plugin without pp_size."
             refuse_collected_outputs(models, batch, found, advice)
             advice = "Pass all tokens in one batch, or use a plugin without pp_size."
             refuse_given_cache(batch, found, advice)

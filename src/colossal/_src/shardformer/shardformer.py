@@ -71,6 +71,7 @@ def retie_parameters(model: nn.Module, ties: Sequence[Sequence[str]], sharded: C
 _LARGE = 1 << 20
 _KEEP_MODULE = ("replicate", "replicated_with_grad_allreduce", "split_input", *EXPERT_STYLES)
 _COMPUTE_THE_SAME = ("FalconLinear",)
+_OF_EMBEDDINGS = ("vocab", "embedding_colwise")
 
 
 @final
@@ -351,6 +352,11 @@ def _check_kind(name: str, module: nn.Module, style: str) -> None:
             f"{name} was replaced. Use a hook, register_forward_hook, or remove the layer from the plan."
         )
     kinds = [kind for kind in type(module).__mro__ if kind in (nn.Linear, nn.Embedding) or kind.__name__ == "Conv1D"]
+    if kinds and (kinds[0] is nn.Embedding) != (style in _OF_EMBEDDINGS):
+        raise PlanError(
+            f"Embeddings are sharded by {' or '.join(_OF_EMBEDDINGS)}, other layers by another style. Found {style!r} "
+            f"for {name}, a {type(module).__name__}. Change the row of the plan."
+        )
     if not kinds or type(module).forward is not kinds[0].forward:
         advice = "Remove it from the plan, so that it stays replicated."
         if type(module).__module__.startswith("peft."):  # as one that trains some rows of an embedding

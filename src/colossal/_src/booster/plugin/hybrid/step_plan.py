@@ -125,7 +125,7 @@ def plan_step(
 
     Raises:
         MeshError: The process group is not a fake one, or the sizes do not fit its world size.
-        ConfigError: The model has values, or the batch does not divide.
+        ConfigError: The plugin is another one, the model has values, or the batch does not divide.
         PlanError: The plan of the model's family does not fit the model.
         UnsupportedError: The model or the optimizer cannot be sharded, sequences are sharded, or experts are not
             computed by grouped_mm in bf16.
@@ -147,6 +147,11 @@ def plan_step(
         >>> plan.num_microbatches, plan.num_in_flight, plan.gradient_bytes // plan.num_parameters
         (8, 2, 2)
     """
+    if not isinstance(given := plugin, HybridParallelPlugin):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ConfigError(
+            f"plan_step plans a step of HybridParallelPlugin. Found {type(given).__name__}. Plan HybridParallelPlugin("
+            "tp_size=1, pp_size=1, zero_stage=1), or ask `colossal estimate` for any plugin."
+        )
     begin: Assembly = plugin.begin(model, optimizer, _META)
     _check(begin)
     full = map_tensors(batch, lambda tensor: tensor.to(_META))
