@@ -325,7 +325,7 @@ class Booster(CheckpointMixin, LoraMixin, SamplesMixin):
 
         Args:
             data_iter: Yields batches. A mapping is passed to the model by names; of a tuple the model gets as many
-                values as it takes. What the model does not take is for the criterion.
+                values as it requires. What the model does not take is for the criterion.
             model: The boosted model.
             criterion: Takes outputs and inputs, returns the loss: a mean over its samples.
             optimizer: The boosted optimizer; without it only forward passes run.

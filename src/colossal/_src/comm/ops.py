@@ -89,7 +89,7 @@ def reduce(tensor: torch.Tensor, axis: Axis, mesh: ParallelMesh | None = None) -
     Args:
         tensor: Any shape, the same on all ranks of the axis.
         axis: The axis of the mesh.
-        mesh: The mesh; the ambient one by default.
+        mesh: The mesh; by default the ambient one, which after `launch` has all ranks on dp, whatever the plugin.
 
     Returns:
         The sum, on all ranks; same shape.
@@ -126,7 +126,7 @@ def gather(
         tensor: Any shape, the same on all ranks of the axis.
         axis: The axis of the mesh.
         dim: The dimension that grows by the size of the axis.
-        mesh: The mesh; the ambient one by default.
+        mesh: The mesh; by default the ambient one, which after `launch` has all ranks on dp, whatever the plugin.
         partial_grad: The ranks compute different things from the full tensor, so that each holds only a partial sum of
             its gradient. Leave it False where all ranks compute the same.
         length: The length of the full dimension, if it need not be a multiple of the number of ranks.
