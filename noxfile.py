@@ -273,7 +273,8 @@ def gpu(session: nox.Session) -> None:
 def device(session: nox.Session) -> None:
     """On the pretend accelerator of ``tests/device``: equality at two ranks, the program for GPUs, tutorials."""
     programs = prepare(session, TESTS, "tests")
-    session.run(programs / "pytest", "tests/booster/test_equality_matrix.py", "--device", "pretend", "-m", "two_ranks")
+    matrix = [f"tests/booster/test_equality_{name}.py" for name in ("matrix", "transformers")]
+    session.run(programs / "pytest", *matrix, "--device", "pretend", "-m", "two_ranks")
     session.run(programs / "python", "tests/gpu/run.py", "--device", "pretend")
     programs = prepare(session, DOCS)
     session.run(programs / "python", "docs_test.py", "--all", "--device", "pretend")

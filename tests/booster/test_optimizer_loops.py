@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -42,6 +43,18 @@ def set_rate_by_rank(loop: Loop) -> Values:
         group["lr"] = 0.1 * (1 + loop.rank)
     for batch in BATCHES:
         loop.train(model, optimizer, batch)
+    return loop.values(model)
+
+
+def save_rate_by_rank(loop: Loop) -> Values:
+    """A rate that no step has compared yet."""
+    model, optimizer = loop.start()
+    loop.train(model, optimizer, BATCHES[0])
+    for group in optimizer.param_groups:
+        group["lr"] = 0.1 * (1 + loop.rank)
+    if loop.booster is not None:
+        with TemporaryDirectory() as folder:
+            loop.booster.save_optimizer(optimizer, f"{folder}/optimizer", shard=True)
     return loop.values(model)
 
 
@@ -237,6 +250,7 @@ REFUSED: Refused = {
     reduce_rate_by_own_loss: dict.fromkeys(PLUGINS, "Reduce what a schedule is given"),
     reduce_rate_by_common_loss: {},
     set_rate_by_rank: dict.fromkeys(PLUGINS, "lr of the optimizer's group 0 differs between ranks"),
+    save_rate_by_rank: dict.fromkeys(PLUGINS, "lr of the optimizer's group 0 differs between ranks"),
     step_another_optimizer: {"DDP": "outside of no_sync", "Hybrid": "outside of no_sync"} | dict.fromkeys(OTHERS, ""),
     perturb_and_restore: {},
     decay_by_hand: {},

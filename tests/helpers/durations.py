@@ -20,6 +20,7 @@ _FUNCTION, _PARAMETERS, _EACH = r"^(\w+)", r"\[([\w-]+)\]", r"^(.+)$"
 
 SPLIT: dict[str, str] = {
     "tests/booster/test_equality_matrix.py": r"is_one_process\[([\w ,.]+)",
+    "tests/booster/test_equality_transformers.py": r"is_one_process\[([\w ,.]+)",
     "tests/booster/test_gold_rule.py": r"\[(DDP|FSDP|ZeRO-1|ZeRO-2|Gemini)-",
     "tests/booster/test_gemini.py": r"^(test_any_world_goes_on|test_parts_are_saved)",
     "tests/booster/test_hybrid_checkpoints.py": r"^(test_\w*(?:every_plugin|killed|sequences|shared)\w*)",

@@ -37,7 +37,7 @@ def test_a_table_of_what_a_rank_holds(llama: Path) -> None:
     assert done.exit_code == 0, done.output
     title, batch, heads, *rows = done.stdout.splitlines()
     assert title == "plugin hybrid, 4 ranks, fp32, MB per rank"  # of a small model
-    assert batch == "1 micro-batches of 1: --batch-size and --num-microbatches say so"
+    assert batch == "1 micro-batch of 1 sample (set by --batch-size and --num-microbatches)"
     held = as_json(llama, "--plugin", "hybrid", "--tp", "2", "--pp", "2")["ranks"]
     assert rows[0].split()[1:] == [f"{rank['parameter_bytes'] / 1e6:.3f}" for rank in held]
     assert heads.split() == ["rank", "0", "rank", "2"]

@@ -66,7 +66,8 @@ class CheckpointMixin:
         Communication: as in `save_model`, for each of the parts.
         """
         check_resumable(dataloader)
-        _check_equal(optimizer)
+        if isinstance(optimizer, OptimizerWrapper):
+            optimizer.check_save()
         copy_written(model)
         manager = CheckpointManager(checkpoint, self.checkpoint_io)
         manager.save(model, optimizer, lr_scheduler, step, keep, use_async, dataloader)
@@ -231,7 +232,8 @@ class CheckpointMixin:
 
         Communication: as in `save_model`.
         """
-        _check_equal(optimizer)
+        if isinstance(optimizer, OptimizerWrapper):
+            optimizer.check_save()
         self.checkpoint_io.save_optimizer(
             optimizer,
             checkpoint,
@@ -304,9 +306,3 @@ def _say_where_adapters_are() -> None:
         "a model with them in its weights save what model.unwrap(unwrap_peft=False).merge_and_unload() returns.",
         ranks=[0],
     )
-
-
-def _check_equal(optimizer: OptimizerWrapper | None) -> None:
-    from colossal._src.booster.equal_hyperparameters import compare_hyperparameters
-
-    compare_hyperparameters(optimizer)

@@ -1,8 +1,9 @@
 """All ranks step with the same hyperparameters: a schedule of what one rank measures would move replicas apart."""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, final
-from weakref import WeakKeyDictionary, ref
+from weakref import ref
 
 from colossal._src.booster.cross_rank_check import describe_groups
 from colossal._src.cluster import Axis, ParallelMesh
@@ -54,18 +55,9 @@ class HyperparameterCheck:
         )
 
 
-_CHECKS: "WeakKeyDictionary[OptimizerWrapper, HyperparameterCheck]" = WeakKeyDictionary()
-
-
 def watch_hyperparameters(optimizer: OptimizerWrapper, mesh: ParallelMesh, axes: Sequence[Axis]) -> None:
     """Compare the hyperparameters of a boosted optimizer on all ranks that update the same model."""
     if any(mesh.size(axis) > 1 for axis in axes):
-        check = _CHECKS[optimizer] = HyperparameterCheck(optimizer, mesh, axes)
+        check = HyperparameterCheck(optimizer, mesh, axes)
         optimizer.register_step_pre_hook(check.before_update)
-
-
-def compare_hyperparameters(optimizer: Any) -> None:
-    """Compare those of an optimizer that is about to be saved; communication: as in a step that compares."""
-    check = _CHECKS.get(optimizer) if isinstance(optimizer, OptimizerWrapper) else None
-    if check is not None:
-        check.compare("save an optimizer")
+        optimizer.register_save_check(partial(check.compare, "save an optimizer"))

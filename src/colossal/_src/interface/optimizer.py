@@ -78,6 +78,7 @@ class OptimizerWrapper(ClippingMixin, StateMixin, TorchOptimizer):
         self._zero_grad_hooks: list[Callable[[], None]] = []
         self._prepare_backward: list[Callable[[torch.Tensor], None]] = []
         self._step_checks: list[Callable[[], None]] = []
+        self._save_checks: list[Callable[[], None]] = []
         self._explain_errors: list[Callable[[Exception], None]] = []
         self._reduced: frozenset[torch.Tensor] | None = None
         self._has_scaled_grads = False
@@ -180,6 +181,15 @@ class OptimizerWrapper(ClippingMixin, StateMixin, TorchOptimizer):
             callback: Called before each step, with the gradients as backward passes left them.
         """
         self._step_checks.append(callback)
+
+    def register_save_check(self, callback: Callable[[], None]) -> None:
+        """Register what rejects a checkpoint that would be wrong; called before each."""
+        self._save_checks.append(callback)
+
+    def check_save(self) -> None:
+        """Raise the errors of these checks; communication: theirs."""
+        for check in self._save_checks:
+            check()
 
     def limit_parameters(self, parameters: Iterable[torch.Tensor]) -> None:
         """Reject groups with other parameters, whose gradients would stay those of one rank.

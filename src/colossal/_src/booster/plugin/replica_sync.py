@@ -109,26 +109,11 @@ UNAVERAGED = (
 
 
 @final
-class HookedAverager:
-    """Averages gradients one by one, of parameters that others leave out: scalars under FSDP2, experts under DDP.
+class GradientSync:
+    """Whether backward passes average gradients, and whether the last one left those of this rank (`no_sync`)."""
 
-    A gradient is averaged over the ranks that hold the same shard. If it is of the samples of other ranks as well, each
-    pass scales what it adds, so that the sum of several passes may be averaged at once, or one after the other: what
-    was averaged before is the same on all ranks.
-    """
-
-    def __init__(self, parameters: Iterable[nn.Parameter], mesh: ParallelMesh) -> None:
-        self.mesh, self.enabled = mesh, True
-        self.is_accumulating = False  # whether the last gradients are those of this rank
-        for parameter in parameters:
-            replicas = replicas_of(parameter, mesh)
-            if not replicas.has_others:
-                continue
-            trains = parameter.requires_grad
-            # also one that is thawed later: torch takes hooks only of what trains, and keeps them
-            parameter.requires_grad_(True).register_post_accumulate_grad_hook(partial(self._average, replicas))
-            parameter.requires_grad_(trains)
-            replicas.scale_each_pass(parameter)
+    def __init__(self, mesh: ParallelMesh) -> None:
+        self.mesh, self.enabled, self.is_accumulating = mesh, True, False
 
     @contextmanager
     def paused(self) -> Generator[None]:
@@ -139,9 +124,44 @@ class HookedAverager:
         finally:
             self.enabled = before
 
-    def _average(self, replicas: Replicas, parameter: torch.Tensor) -> None:
+    def record_pass(self) -> bool:
+        """Take note of a pass; return whether it averages."""
         self.is_accumulating = not self.enabled
-        if self.enabled and (grad := grad_of(parameter)) is not None:
+        return self.enabled
+
+    def reset(self) -> None:
+        """Forget the last pass, whose gradients are discarded."""
+        self.is_accumulating = False
+
+    def check(self, optimizer: Optimizer, *_step: Any) -> None:
+        """Refuse a step after a pass that did not average; communication: as of `check_averaged`, after such a pass."""
+        if self.is_accumulating:
+            check_averaged(optimizer, self.mesh)
+
+
+@final
+class HookedAverager:
+    """Averages gradients one by one, of parameters that others leave out: scalars under FSDP2, experts under DDP.
+
+    A gradient is averaged over the ranks that hold the same shard. If it is of the samples of other ranks as well, each
+    pass scales what it adds, so that the sum of several passes may be averaged at once, or one after the other: what
+    was averaged before is the same on all ranks.
+    """
+
+    def __init__(self, parameters: Iterable[nn.Parameter], mesh: ParallelMesh) -> None:
+        self.sync = GradientSync(mesh)
+        for parameter in parameters:
+            replicas = replicas_of(parameter, mesh)
+            if not replicas.has_others:
+                continue
+            trains = parameter.requires_grad
+            # also one that is thawed later: torch takes hooks only of what trains, and keeps them
+            parameter.requires_grad_(True).register_post_accumulate_grad_hook(partial(self._average, replicas))
+            parameter.requires_grad_(trains)
+            replicas.scale_each_pass(parameter)
+
+    def _average(self, replicas: Replicas, parameter: torch.Tensor) -> None:
+        if self.sync.record_pass() and (grad := grad_of(parameter)) is not None:
             set_grad(parameter, replicas.channel().all_reduce(grad) / replicas.size)
 
 

@@ -101,9 +101,9 @@ def _show(settings: StepSettings, ranks: list[Any]) -> None:
     click.echo(f"plugin {settings.plugin}, {settings.ranks} ranks, {settings.precision}, {unit} per rank")
     if settings.pp > 1:
         number = settings.num_microbatches or settings.samples
-        click.echo(
-            f"{number} micro-batches of {settings.samples // number}: --batch-size and --num-microbatches say so"
-        )
+        size = settings.samples // number
+        parts = f"{number} micro-batch{'es' * (number > 1)} of {size} sample{'s' * (size > 1)}"
+        click.echo(f"{parts} (set by --batch-size and --num-microbatches)")
     columns = [f"{head:>12}" for head in heads]
     click.echo(f"{'':<22}{''.join(columns)}".rstrip())
     for label, name in _ROWS.items():

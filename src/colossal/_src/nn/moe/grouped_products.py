@@ -6,6 +6,7 @@ In shapes, E is the number of experts, N the number of rows of all of them, D th
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -28,7 +29,7 @@ def grouped_linear(
         product = multiply_groups(rows, weights, counts_of(ends))
     if bias is None:
         return product
-    numbers = _differences(ends).to(rows.device)
+    numbers = ends.diff(prepend=ends.new_zeros(1)).to(rows.device)
     return product + bias.repeat_interleave(numbers, 0, output_size=len(rows))
 
 
@@ -42,11 +43,8 @@ def autocast(*tensors: torch.Tensor) -> list[torch.Tensor]:
 
 def counts_of(ends: torch.Tensor) -> list[int]:
     """How many rows each expert has; the host waits if `ends` is on an accelerator."""
-    return _differences(ends).tolist()
-
-
-def _differences(ends: torch.Tensor) -> torch.Tensor:
-    return ends.diff(prepend=ends.new_zeros(1))
+    found: list[int] = ends.tolist()
+    return [end - begin for begin, end in pairwise([0, *found])]
 
 
 def multiply_groups(rows: torch.Tensor, weight: torch.Tensor, counts: Sequence[int]) -> torch.Tensor:

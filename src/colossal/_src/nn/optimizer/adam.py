@@ -374,16 +374,8 @@ def _defaults(
 
 
 def _step_of(group: Mapping[str, Any], number: int, grad_scale: float) -> AdamStep:
-    return AdamStep(
-        number,
-        float(group["lr"]),
-        group["betas"],
-        group["eps"],
-        group["weight_decay"],
-        group["adamw_mode"],
-        group["bias_correction"],
-        grad_scale,
-    )
+    lr, betas, eps, decay = float(group["lr"]), group["betas"], group["eps"], group["weight_decay"]
+    return AdamStep(number, lr, betas, eps, decay, group["adamw_mode"], group["bias_correction"], grad_scale)
 
 
 def _float64_step(tensors: Sequence[AdamTensors], step: AdamStep) -> None:

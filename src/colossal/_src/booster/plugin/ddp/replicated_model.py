@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from colossal._src.booster.plugin.ddp.late_hooks import HookDelay
-from colossal._src.booster.plugin.replica_sync import HookedAverager, check_averaged
+from colossal._src.booster.plugin.replica_sync import GradientSync, HookedAverager, check_averaged
 from colossal._src.comm import all_reduce_over
 from colossal._src.interface import ModelWrapper, OptimizerWrapper, prepare_passes, unwrap_model
 from colossal._src.tensor import DATA, grad_of, set_grad
@@ -46,13 +46,14 @@ class ReplicatedModel:
         averager: HookedAverager,
         others: AbstractSet[torch.Tensor],
     ) -> None:
-        self._replicate, self._model, self._averager = replicate, model, averager
+        self._replicate, self._model, self._sync_of_others = replicate, model, averager.sync
+        self._sync = GradientSync(averager.sync.mesh)
         # others are those that `DistributedDataParallel` leaves to the averager, or to the program
         self._parameters = [parameter for parameter in model.parameters() if parameter not in others]
         self._trained = list(map(_requires_grad, self._parameters))
         # of what does not train, `DistributedDataParallel` has nothing to reduce, and refuses it
         self._ddp = replicate(model) if any(self._trained) else None
-        self._is_prepared = self._is_expected = self._has_pass = self._has_grad = self._is_accumulating = False
+        self._is_prepared = self._is_expected = self._has_pass = self._has_grad = False
         self._refuses_graphs: set[torch.Tensor] = set()
         self._hook_delay = HookDelay(self._parameters, partial(_reduces, ref(self)))
         self._watch()
@@ -81,7 +82,7 @@ class ReplicatedModel:
     @contextmanager
     def no_sync(self) -> Generator[None]:
         """Leave gradients as they are on each rank."""
-        with self._averager.paused(), nullcontext() if self._ddp is None else self._ddp.no_sync():
+        with self._sync_of_others.paused(), nullcontext() if self._ddp is None else self._ddp.no_sync():
             yield
 
     def _watch(self) -> None:
@@ -125,7 +126,7 @@ class ReplicatedModel:
         if self._ddp.require_backward_grad_sync and not self._is_prepared:  # what a forward pass does
             self._ddp.reducer._rebuild_buckets()  # noqa: SLF001 (it has no public name)
             self._ddp.reducer.prepare_for_backward([loss] if self._ddp.find_unused_parameters else [])
-        self._has_pass, self._is_accumulating = True, not self._ddp.require_backward_grad_sync
+        self._has_pass, self._sync.is_accumulating = True, not self._ddp.require_backward_grad_sync
         # also inside of no_sync: what a forward pass outside has prepared is reduced by any backward pass
         self._is_prepared, self._is_expected = False, True
 
@@ -163,7 +164,7 @@ class ReplicatedModel:
     @property
     def _accumulates(self) -> bool:
         """Whether the last gradients are those of this rank."""
-        return self._is_accumulating or self._averager.is_accumulating
+        return self._sync.is_accumulating or self._sync_of_others.is_accumulating
 
     def has_accumulated_for(self, optimizer: Optimizer) -> bool:
         """Whether `no_sync` left gradients of parameters that an optimizer has."""
@@ -185,8 +186,8 @@ class ReplicatedModel:
     def check_reduced(self, optimizer: Optimizer) -> None:
         """Refuse a step by gradients that still are those of this rank, as others of their bucket never came."""
         # until a pass averages: other optimizers may have yet to step
-        if self._accumulates and self._averager.mesh.size(DATA) > 1:
-            check_averaged(optimizer, self._averager.mesh)
+        if self._accumulates and self._sync.mesh.size(DATA) > 1:
+            check_averaged(optimizer, self._sync.mesh)
         if self._ddp is None or dist.get_world_size(self._ddp.process_group) == 1 or self._is_reduced():
             return
         names = {parameter: name for name, parameter in unwrap_model(self._model).named_parameters()}
@@ -203,7 +204,7 @@ class ReplicatedModel:
         # in a static graph, a parameter of several checkpointed layers gets several gradients in one pass
         if self._ddp is None:
             return
-        self._is_accumulating = not self._ddp.require_backward_grad_sync
+        self._sync.is_accumulating = not self._ddp.require_backward_grad_sync
         if self._ddp.require_backward_grad_sync and not is_expected and not self._ddp.static_graph:
             raise ConfigError(
                 "Gradients of a replicated model are reduced over ranks in one backward pass for each forward pass of "

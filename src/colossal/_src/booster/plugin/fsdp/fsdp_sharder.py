@@ -29,7 +29,6 @@ from colossal._src.booster.plugin.replica_sync import (
     UNAVERAGED,
     HookedAverager,
     broadcast_buffers_before_forward,
-    check_averaged,
     check_equal_digests,
     check_same_lazy_tensors,
     persistent_buffers,
@@ -112,7 +111,7 @@ class FSDPSharder:
     @contextmanager
     def no_sync(self) -> Iterator[None]:
         """Accumulate full gradients on each rank instead of reducing them to their shards."""
-        before = self._scalar_grad_averager.enabled
+        before = self._scalar_grad_averager.sync.enabled
         self._reduce(False)
         try:
             yield
@@ -133,7 +132,7 @@ class FSDPSharder:
 
     def discard(self) -> None:
         """Discard the gradients that `no_sync` accumulated, and those of a pass that an exception ended."""
-        self._scalar_grad_averager.is_accumulating = False
+        self._scalar_grad_averager.sync.reset()
         was_unfinished = self._passes is not None and self._passes.reset()
         if was_unfinished or self._has_unreduced_grads:
             for parameter in self._params_with_unsharded_grad():
@@ -224,7 +223,7 @@ class FSDPSharder:
 
     def _reduce(self, enabled: bool) -> None:
         self._modules[-1].set_requires_gradient_sync(enabled)
-        self._scalar_grad_averager.enabled = enabled
+        self._scalar_grad_averager.sync.enabled = enabled
 
     def _reshard_after_eval(self, *_forward: Any) -> None:
         """Free the parameters that a forward pass without a backward pass gathered: the next step makes them stale."""
@@ -234,8 +233,7 @@ class FSDPSharder:
     def _before_step(self, optimizer: Optimizer, *_step: Any) -> None:
         if self._has_unreduced_grads and next(self._params_with_unsharded_grad(), None) is not None:
             raise ConfigError(UNAVERAGED)
-        if self._scalar_grad_averager.is_accumulating:
-            check_averaged(optimizer, self._mesh)
+        self._scalar_grad_averager.sync.check(optimizer)
         self._keep_unreduced(False)
         self._reshard()
         if self._passes is not None:

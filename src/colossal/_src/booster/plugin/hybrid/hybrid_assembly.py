@@ -252,7 +252,7 @@ def _connect_pipeline(built: Assembly, zero_shards: ZeroShards | None) -> tuple[
         built.wrapper.limit_parameters(built.trained.parameters())
         replicas.watch(built.wrapper)
     executor = HybridExecutor(run, nullcontext, replicas.average)
-    return wrapper, Capabilities(no_sync=replicas.no_sync, executor=executor)
+    return wrapper, Capabilities(no_sync=replicas.sync.paused, executor=executor)
 
 
 def _connect_model(built: Assembly, zero_shards: ZeroShards | None) -> tuple[ModelWrapper, Capabilities]:

@@ -1,15 +1,14 @@
 """A model that is split into stages, and what happens around its micro-batches."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager
 from typing import Any, final
 
 import torch
 from torch import nn
-from torch.optim import Optimizer
 
 from colossal._src.booster.plugin.ddp.torch_ddp import DDPConfig
-from colossal._src.booster.plugin.replica_sync import check_averaged
+from colossal._src.booster.plugin.replica_sync import GradientSync
 from colossal._src.cluster import ParallelMesh
 from colossal._src.comm import all_reduce_fp8, count_collective, fp8_nbytes, group_into_buckets
 from colossal._src.interface import (
@@ -154,39 +153,19 @@ class GradientAverager:
             replicas.scale_each_pass(parameter)
         self._shared = [each for each in dict.fromkeys(self._replicas.values()) if each.has_others]
         self._trained: dict[nn.Parameter, None] = {}
-        self._mesh, self._config, self._enabled = mesh, config, True
-        self._is_accumulating = False  # whether the last gradients are those of this rank
+        self._config, self.sync = config, GradientSync(mesh)
 
     def watch(self, optimizer: OptimizerWrapper) -> None:
         """Refuse its steps by gradients that are not averaged."""
-        optimizer.register_zero_grad_hook(self._reset)
-        optimizer.register_step_pre_hook(self._check)
-
-    def _reset(self) -> None:
-        self._is_accumulating = False
-
-    def _check(self, optimizer: Optimizer, *_step: Any) -> None:
-        if self._is_accumulating:
-            check_averaged(optimizer, self._mesh)
-
-    @contextmanager
-    def no_sync(self) -> Iterator[None]:
-        """Leave gradients as they are on each rank."""
-        before, self._enabled = self._enabled, False
-        try:
-            yield
-        finally:
-            self._enabled = before
+        optimizer.register_zero_grad_hook(self.sync.reset)
+        optimizer.register_step_pre_hook(self.sync.check)
 
     def average(self) -> None:
         """Take the mean of the gradients of all ranks, of parameters that any rank has used.
 
         Communication: all_reduce, dp, the gradients' bytes, and 4 bytes for each parameter.
         """
-        if not self._shared:
-            return
-        self._is_accumulating = not self._enabled
-        if not self._enabled:
+        if not (self._shared and self.sync.record_pass()):
             return
         # what was frozen since may have a gradient, and what was thawed since has one
         self._trained |= dict.fromkeys(each for each in self._parameters if each.requires_grad)
