@@ -149,3 +149,18 @@ def test_ranks_agree_along_every_axis(axis) -> None:
         return str(found.value)
 
     assert len(set(run_threads(program, 4))) == 1
+
+
+def test_stages_are_of_one_model() -> None:
+    """Replicas start from the values of one of them; stages of different models would be a third model."""
+
+    def program() -> None:
+        plugin = HybridParallelPlugin(1, 2, num_microbatches=2, precision="fp32")
+        model = model_of()
+        with torch.no_grad():
+            for number, each in enumerate(model.parameters()):
+                each.fill_(dist.get_rank() if number == 1 else 0)
+        with pytest.raises(ConfigError, match=r"differ in 1 of 4 parameters: 0\.bias\. Set the same seed"):
+            Booster(device="cpu", plugin=plugin).boost(model, sgd(model.parameters()))
+
+    run_threads(program, 2)
