@@ -3,7 +3,6 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from functools import cached_property
 from typing import TYPE_CHECKING, Any, final, overload
 from weakref import WeakKeyDictionary
 
@@ -14,6 +13,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 from torch.utils.weak import WeakIdKeyDictionary
 
+from colossal._src._cached import cached_by_rank
 from colossal._src.booster.argument_checks import (
     check_axes,
     check_dataloader,
@@ -131,7 +131,7 @@ class Booster(CheckpointMixin, LoraMixin, SamplesMixin):
         # Weak keys, so that models can be freed: Capabilities refer to the modules inside of the wrapper, not to it.
         self._boosted: WeakKeyDictionary[nn.Module, tuple[OptimizerWrapper | None, Capabilities]] = WeakKeyDictionary()
 
-    @cached_property
+    @cached_by_rank
     def checkpoint_io(self) -> CheckpointIO:  # type: ignore[override]
         """What reads and writes checkpoints; made when it is first used."""
         return self.plugin.get_checkpoint_io()

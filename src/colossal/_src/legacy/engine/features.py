@@ -3,13 +3,13 @@
 import inspect
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
-from functools import cached_property
 from typing import Any, cast
 
 from torch import distributed as dist
 from torch import nn
 from torch.optim import Optimizer
 
+from colossal._src._cached import cached_by_rank
 from colossal._src.booster import Booster
 from colossal._src.booster.mixed_precision import MixedPrecision
 from colossal._src.booster.plugin import HybridParallelPlugin, Plugin, TorchDDPPlugin
@@ -74,7 +74,7 @@ class Features:
             )
         return next(iter(norms), 0.0)
 
-    @cached_property
+    @cached_by_rank
     def booster(self) -> Booster:
         """What boosts the model."""
         plugin, precision = self._plugin(), self._precision()

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import cached_property
 from typing import Any, Literal
 
 import torch
@@ -10,6 +9,7 @@ from torch import nn
 from torch.distributed import ProcessGroup
 from torch.optim import Optimizer
 
+from colossal._src._cached import cached_by_rank
 from colossal._src.booster.mixed_precision import MixedPrecision
 from colossal._src.booster.plugin.data_parallel import DataParallelPlugin, check_device
 from colossal._src.booster.plugin.hybrid.hybrid_options import parse_hybrid_options
@@ -192,7 +192,7 @@ class HybridParallelPlugin(DataParallelPlugin):
         self._policy = custom_policy
         self._scaler, self._options = parse_hybrid_options(locals())
 
-    @cached_property
+    @cached_by_rank
     def mesh(self) -> ParallelMesh:
         """The mesh in force if it has the sizes of the constructor, else a new one."""
         return self._options.find_mesh()
@@ -227,7 +227,7 @@ class HybridParallelPlugin(DataParallelPlugin):
         """What is partitioned over the replicas: nothing (0), optimizer states (1), or gradients as well (2)."""
         return self._options.zero_stage
 
-    @cached_property
+    @cached_by_rank
     def _replicas(self) -> ParallelMesh:
         """The mesh on whose dp axis are all ranks with the same parameters: those of the sp axis as well."""
         return self.mesh.fold_sp_into_dp()
