@@ -29,6 +29,7 @@ from colossal._src.booster.plugin.replica_sync import (
     UNAVERAGED,
     HookedAverager,
     broadcast_buffers_before_forward,
+    check_averaged,
     check_equal_digests,
     check_same_lazy_tensors,
     persistent_buffers,
@@ -132,7 +133,7 @@ class FSDPSharder:
 
     def discard(self) -> None:
         """Discard the gradients that `no_sync` accumulated, and those of a pass that an exception ended."""
-        self._scalar_grad_averager.sync.reset()
+        self._scalar_grad_averager.sync.is_accumulating = False
         was_unfinished = self._passes is not None and self._passes.reset()
         if was_unfinished or self._has_unreduced_grads:
             for parameter in self._params_with_unsharded_grad():
@@ -233,7 +234,8 @@ class FSDPSharder:
     def _before_step(self, optimizer: Optimizer, *_step: Any) -> None:
         if self._has_unreduced_grads and next(self._params_with_unsharded_grad(), None) is not None:
             raise ConfigError(UNAVERAGED)
-        self._scalar_grad_averager.sync.check(optimizer)
+        if self._scalar_grad_averager.sync.is_accumulating:
+            check_averaged(optimizer, self._mesh)
         self._keep_unreduced(False)
         self._reshard()
         if self._passes is not None:
