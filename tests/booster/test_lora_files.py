@@ -145,6 +145,16 @@ def test_adapters_that_peft_saved_go_on(tmp_path) -> None:
     assert any(parameter.requires_grad for parameter in adapted.parameters())
 
 
+def test_a_configuration_repeats_that_of_saved_adapters(tmp_path) -> None:
+    booster = Booster(device="cpu")
+    model, _ = train(booster, booster.enable_lora(build(), lora_config=config(lora_alpha=4)))
+    booster.save_lora_as_pretrained(model, tmp_path)
+    same = booster.enable_lora(build(), pretrained_dir=tmp_path, lora_config=config(lora_alpha=4))
+    assert_close(outputs_of(same), outputs_of(model))
+    with pytest.raises(ConfigError, match=r"Found another lora_alpha=6 \(saved: 4\)"):
+        booster.enable_lora(build(), pretrained_dir=tmp_path, lora_config=config(lora_alpha=6))
+
+
 def test_saving_again_replaces_the_adapters_in_either_format(tmp_path) -> None:
     booster = Booster(device="cpu")
     model = adapters(booster)
@@ -174,7 +184,6 @@ def test_unwrapping_and_merging() -> None:
 
 WRONG_CONFIGURATIONS = {
     "neither": ({}, "Found neither"),
-    "both": ({"lora_config": config(), "pretrained_dir": "here"}, "Found both"),
     "no configuration": ({"lora_config": {"r": 2}}, "lora_config is a peft.LoraConfig. Found dict"),
     "another method": ({"lora_config": peft.IA3Config(target_modules=["0"])}, "Found IA3Config"),
     "no such layer": ({"lora_config": peft.LoraConfig(target_modules=["q_proj"])}, "peft rejects Sequential"),
