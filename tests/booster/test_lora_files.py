@@ -1,6 +1,7 @@
 # pyright: reportArgumentType=false
 """Saved adapters: peft loads them on its own, any plugin goes on from them, and mistakes leave the model alone."""
 
+import copy
 import json
 import shutil
 from pathlib import Path
@@ -153,6 +154,25 @@ def test_a_configuration_repeats_that_of_saved_adapters(tmp_path) -> None:
     assert_close(outputs_of(same), outputs_of(model))
     with pytest.raises(ConfigError, match=r"Found another lora_alpha=6 \(saved: 4\)"):
         booster.enable_lora(build(), pretrained_dir=tmp_path, lora_config=config(lora_alpha=6))
+
+
+def test_adapters_of_a_classifier_go_on(tmp_path) -> None:
+    from transformers import LlamaConfig, LlamaForSequenceClassification
+
+    torch.manual_seed(1)
+    sizes = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
+    base = LlamaForSequenceClassification(LlamaConfig(**sizes, vocab_size=16, pad_token_id=0))
+    booster = Booster(device="cpu")
+    adapted: Any = booster.enable_lora(copy.deepcopy(base), lora_config=peft.LoraConfig(r=2, task_type="SEQ_CLS"))
+    nn.init.ones_(adapted.base_model.model.score.modules_to_save["default"].weight)
+    model, *_ = booster.boost(adapted)
+    booster.save_lora_as_pretrained(model, tmp_path)
+    # peft adds the names of heads of all families to the configuration that it saves
+    assert "classifier" in json.loads((tmp_path / "adapter_config.json").read_text())["modules_to_save"]
+    again = booster.enable_lora(base, pretrained_dir=tmp_path)
+    tokens = torch.tensor([[1, 2, 3]])
+    with torch.no_grad():
+        assert_close(again(tokens).logits, model(tokens).logits)
 
 
 def test_saving_again_replaces_the_adapters_in_either_format(tmp_path) -> None:
