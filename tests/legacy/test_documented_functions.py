@@ -209,7 +209,7 @@ def test_a_config_of_a_mesh_says_its_groups(mode: str | None, axis: Any) -> None
         assert changed.sequence_parallel_process_group is mesh.group(axis)
         unset: Any = ShardConfig(mesh)
         without_mesh: Any = ShardConfig()
-        assert mesh.size("sp") > 1 or unset.sequence_parallel_process_group is None
+        assert unset.sequence_parallel_process_group is mesh.group("sp"), "of one rank where none shard sequences"
         assert without_mesh.tensor_parallel_process_group is without_mesh.sequence_parallel_process_group is None
         with pytest.raises(ConfigError, match="a mesh, or groups of processes"):
             ShardConfig(ParallelMesh(), tensor_parallel_process_group=mesh.group("tp"))

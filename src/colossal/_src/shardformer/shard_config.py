@@ -122,7 +122,7 @@ class ShardConfig:
         tensor_parallel_process_group: In place of the mesh, the ranks that shard tensors. As an attribute, those of the
             mesh; None without one.
         sequence_parallel_process_group: In place of the mesh, the ranks that shard sequences, where they are others. As
-            an attribute, those of the mesh that do; None without one, or where sequences are not sharded.
+            an attribute, those of the mesh that do, or this rank alone; None without one.
         pipeline_stage_manager: Of a pipeline of one stage only; `HybridParallelPlugin` has others.
         make_vocab_size_divisible_by: Only 64, the default, or 1: nothing is padded, and any vocabulary is sharded.
         extra_kwargs: Only an empty one.
@@ -279,11 +279,11 @@ def _tensor_parallel_process_group(config: ShardConfig) -> dist.ProcessGroup | N
 
 
 def _sequence_parallel_process_group(config: ShardConfig) -> dist.ProcessGroup | None:
-    """The ranks that shard sequences; None where the configuration has no mesh, or they are not sharded."""
-    if config.mesh is None or not config.enable_sequence_parallelism:
+    """The ranks that shard sequences, this one alone if none do; None where the configuration has no mesh."""
+    if config.mesh is None:
         return None
-    sharing = config.sequence_parallel_config(config.mesh)
-    return None if sharing is None else config.mesh.group(sharing.sharding.axis)
+    sharing = config.sequence_parallel_config(config.mesh) if config.enable_sequence_parallelism else None
+    return config.mesh.group("sp" if sharing is None else sharing.sharding.axis)
 
 
 # a policy reads them as attributes; in the class body they would be the defaults of the arguments of these names
