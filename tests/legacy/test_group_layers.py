@@ -148,7 +148,9 @@ def test_a_layer_is_sharded_over_any_group() -> None:
         with ParallelMesh(tp=2) as mesh:
             assert layers.Linear1D_Row(6, 8, process_group=[mesh.group("tp")]).mesh is mesh
             assert layers.Linear1D_Row(6, 8).mesh is mesh, "the tp axis of the ambient mesh"
-        assert layers.Linear1D_Row(8, 8).weight.shape == (8, 2), "all ranks"
+        streamed = layers.Linear1D_Row(8, 8, stream_chunk_num=4)
+        streamed.chunk_weight()
+        assert streamed.weight.shape == (8, 2), "all ranks"
         return shapes
 
     assert run_threads(program, 4)[1] == [((4, 6), (1, 3)), ((4, 6), (0, 1))]
