@@ -171,7 +171,7 @@ class _ChunkSchedule(StageSchedule):
         """Run the next batch; see `StageSchedule.forward_backward_step`.
 
         Args:
-            model_chunk: The chunks of this rank, in a list; or one module that computes each of them.
+            model_chunk: The chunks of this rank, in a list.
             data_iter: As there.
             criterion: As there.
             optimizer: As there.
