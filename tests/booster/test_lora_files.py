@@ -1,6 +1,7 @@
 # pyright: reportArgumentType=false
 """Saved adapters: peft loads them on its own, any plugin goes on from them, and mistakes leave the model alone."""
 
+import copy
 import json
 import shutil
 from pathlib import Path
@@ -145,6 +146,35 @@ def test_adapters_that_peft_saved_go_on(tmp_path) -> None:
     assert any(parameter.requires_grad for parameter in adapted.parameters())
 
 
+def test_a_configuration_repeats_that_of_saved_adapters(tmp_path) -> None:
+    booster = Booster(device="cpu")
+    model, _ = train(booster, booster.enable_lora(build(), lora_config=config(lora_alpha=4)))
+    booster.save_lora_as_pretrained(model, tmp_path)
+    same = booster.enable_lora(build(), pretrained_dir=tmp_path, lora_config=config(lora_alpha=4))
+    assert_close(outputs_of(same), outputs_of(model))
+    with pytest.raises(ConfigError, match=r"Found another lora_alpha=6 \(saved: 4\)"):
+        booster.enable_lora(build(), pretrained_dir=tmp_path, lora_config=config(lora_alpha=6))
+
+
+def test_adapters_of_a_classifier_go_on(tmp_path) -> None:
+    from transformers import LlamaConfig, LlamaForSequenceClassification
+
+    torch.manual_seed(1)
+    sizes = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
+    base = LlamaForSequenceClassification(LlamaConfig(**sizes, vocab_size=16, pad_token_id=0))
+    booster = Booster(device="cpu")
+    adapted: Any = booster.enable_lora(copy.deepcopy(base), lora_config=peft.LoraConfig(r=2, task_type="SEQ_CLS"))
+    nn.init.ones_(adapted.base_model.model.score.modules_to_save["default"].weight)
+    model, *_ = booster.boost(adapted)
+    booster.save_lora_as_pretrained(model, tmp_path)
+    # peft adds the names of heads of all families to the configuration that it saves
+    assert "classifier" in json.loads((tmp_path / "adapter_config.json").read_text())["modules_to_save"]
+    again = booster.enable_lora(base, pretrained_dir=tmp_path)
+    tokens = torch.tensor([[1, 2, 3]])
+    with torch.no_grad():
+        assert_close(again(tokens).logits, model(tokens).logits)
+
+
 def test_saving_again_replaces_the_adapters_in_either_format(tmp_path) -> None:
     booster = Booster(device="cpu")
     model = adapters(booster)
@@ -174,7 +204,6 @@ def test_unwrapping_and_merging() -> None:
 
 WRONG_CONFIGURATIONS = {
     "neither": ({}, "Found neither"),
-    "both": ({"lora_config": config(), "pretrained_dir": "here"}, "Found both"),
     "no configuration": ({"lora_config": {"r": 2}}, "lora_config is a peft.LoraConfig. Found dict"),
     "another method": ({"lora_config": peft.IA3Config(target_modules=["0"])}, "Found IA3Config"),
     "no such layer": ({"lora_config": peft.LoraConfig(target_modules=["q_proj"])}, "peft rejects Sequential"),

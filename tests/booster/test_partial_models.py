@@ -159,6 +159,8 @@ def change(plugin: str) -> dict[str, str]:
         "unwrapped index": error_of(lambda: layers.unwrap()[0]),
         "loss": error_of(lambda: setattr(model, "loss_function", print)),
         "tie": error_of(lambda: model.tie_weights),
+        "submodule": error_of(lambda: model.unwrap().model.norm),
+        "head": error_of(lambda: model.unwrap().lm_head),
     }
     model.note = "of the program"
     assert model.note == "of the program"
@@ -166,7 +168,10 @@ def change(plugin: str) -> dict[str, str]:
 
 
 def test_modules_and_attributes_of_the_own_model_are_reached_or_refused() -> None:
-    for found in run_processes(change, 2, "pp2"):
+    for rank, found in enumerate(run_processes(change, 2, "pp2")):
+        assert found["submodule"] == ""
+        # the head is on the last stage alone
+        assert found["head"] == "" if rank == 1 else "use lm_head of the model before it is boosted" in found["head"]
         assert found["index"].startswith("TypeError")
         assert "use modules of the model before it is boosted" in found["index"]
         assert "use modules of the model before it is boosted" in found["unwrapped index"]

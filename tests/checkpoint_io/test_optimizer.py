@@ -64,7 +64,7 @@ def resume(
     IO.save_model(model, folder / "model.pt")
     IO.save_optimizer(optimizer, folder / "optim", **saving)
     IO.load_model(fresh, folder / "model.pt")
-    IO.load_optimizer(fresh_optimizer, folder / "optim")
+    IO.load_optimizer(fresh_optimizer, folder / "optim", "documented prefix", True, 1)
     step(model, optimizer, 2)
     step(fresh, fresh_optimizer, 2)
     for name, parameter in fresh.named_parameters():

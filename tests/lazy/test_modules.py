@@ -49,6 +49,7 @@ MODULES: dict[str, Callable[[], nn.Module]] = {
     "half": lambda: nn.Sequential(nn.Linear(20, 5), nn.BatchNorm1d(5)).half(),
     "to a dtype": lambda: nn.Linear(20, 5).to(torch.bfloat16).double(),
     "double, frozen": lambda: nn.Linear(20, 5).double().requires_grad_(requires_grad=False),
+    "deepcopy inside, with values": lambda: nn.ModuleList([copy.deepcopy(nn.BatchNorm1d(4)) for _ in range(2)]),
     "deepcopy inside": lambda: nn.ModuleList([copy.deepcopy(nn.Linear(4, 4)) for _ in range(2)]),
 }
 

@@ -126,6 +126,7 @@ def test_nothing_is_initialized_before_a_launch() -> None:
 def test_stages_and_chunks() -> None:
     with fake_world(4, rank=3), arranged({"pipeline": 2, "tensor": {"size": 2, "mode": "1d"}}, 4):
         assert (gpc.pipeline_parallel_size, gpc.tensor_parallel_size, gpc.data_parallel_size) == (2, 2, 1)
+        assert gpc.world_size == 4
         assert (gpc.is_pipeline_first_stage(), gpc.is_pipeline_last_stage()) == (False, True)
         gpc.set_virtual_pipeline_parallel_size(2)
         gpc.set_virtual_pipeline_parallel_rank(0)

@@ -67,6 +67,7 @@ def test_the_documented_path() -> None:
         ("ALL2ALL_FWD_ALL2ALL_BWD", 0, 1, 0),
         ("SPLIT_FWD_GATHER_BWD", None, 1, 1),
     ]
+    assert converter.cached_solution == {("[S01, R, R]", "[R, S01, R]"): (path, actions)}
     cost = converter.get_total_comm_cost(source, target)
     assert cost["forward"] > 0
     assert cost["total"] == cost["forward"] + cost["backward"]

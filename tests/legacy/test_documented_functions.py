@@ -2,6 +2,7 @@
 """Functions of the older documentation over process groups, masks, 8 bits and experts compute what one process does."""
 
 import importlib
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -195,6 +196,25 @@ def test_a_config_says_its_sizes(mode: str | None, axis: Any) -> None:
         assert ShardConfig(ParallelMesh(tp=2)).sequence_parallel_size == 1
 
 
+@pytest.mark.parametrize(("mode", "axis"), [(None, "sp"), ("ring", "tp"), ("all_to_all", "sp")])
+def test_a_config_of_a_mesh_says_its_groups(mode: str | None, axis: Any) -> None:
+    with fake_world(4):
+        mesh = ParallelMesh(tp=2) if axis == "tp" else ParallelMesh(tp=2, sp=2)
+        options: Any = {"enable_sequence_parallelism": True, "sequence_parallelism_mode": mode}
+        config: Any = ShardConfig(mesh, **options)
+        assert config.tensor_parallel_process_group is mesh.group("tp")
+        assert config.sequence_parallel_process_group is mesh.group(axis)
+        changed: Any = replace(config, enable_tensor_parallelism=False)
+        assert (changed.mesh, changed.enable_tensor_parallelism) == (mesh, False)
+        assert changed.sequence_parallel_process_group is mesh.group(axis)
+        unset: Any = ShardConfig(mesh)
+        without_mesh: Any = ShardConfig()
+        assert unset.sequence_parallel_process_group is mesh.group("sp"), "of one rank where none shard sequences"
+        assert without_mesh.tensor_parallel_process_group is without_mesh.sequence_parallel_process_group is None
+        with pytest.raises(ConfigError, match="a mesh, or groups of processes"):
+            ShardConfig(ParallelMesh(), tensor_parallel_process_group=mesh.group("tp"))
+
+
 def test_a_tensor_that_is_padded_already() -> None:
     padded = PADDED.init_as_padded_tensor(torch.tensor([1.0, 2.0, 0.0]), 3, 2, 0)
     assert PADDED.is_padded_tensor(padded)
@@ -266,8 +286,8 @@ class Columns(Policy):
 
 def test_a_policy_shards_a_model() -> None:
     model = nn.Sequential(nn.Linear(4, 6))
-    with fake_world(2):
-        assert ModelSharder(model, Columns(), ShardConfig(ParallelMesh(tp=2))).shard() == []
+    with fake_world(2), ParallelMesh(tp=2):
+        assert ModelSharder(model, Columns()).shard() == []
     assert model[0].weight.shape == (3, 4)
     policy = Columns()
     policy.set_model(model)

@@ -20,7 +20,13 @@ from colossal.cluster import ParallelMesh
 from colossal.errors import ConfigError, MeshError, UnsupportedError
 from colossal.lazy import LazyInitContext
 from colossal.legacy.cluster import ProcessGroupMesh
-from colossal.legacy.d_tensor import get_global_shape, is_distributed_tensor, to_global
+from colossal.legacy.d_tensor import (
+    get_global_shape,
+    get_shard_dim_1d,
+    get_sharding_spec,
+    is_distributed_tensor,
+    to_global,
+)
 from colossal.shardformer import ShardConfig
 from colossal.testing import assert_close, fake_world, run_processes, run_threads
 
@@ -142,7 +148,9 @@ def test_a_layer_is_sharded_over_any_group() -> None:
         with ParallelMesh(tp=2) as mesh:
             assert layers.Linear1D_Row(6, 8, process_group=[mesh.group("tp")]).mesh is mesh
             assert layers.Linear1D_Row(6, 8).mesh is mesh, "the tp axis of the ambient mesh"
-        assert layers.Linear1D_Row(8, 8).weight.shape == (8, 2), "all ranks"
+        streamed = layers.Linear1D_Row(8, 8, stream_chunk_num=4)
+        streamed.chunk_weight()
+        assert streamed.weight.shape == (8, 2), "all ranks"
         return shapes
 
     assert run_threads(program, 4)[1] == [((4, 6), (1, 3)), ((4, 6), (0, 1))]
@@ -154,6 +162,8 @@ def test_shards_are_distributed_tensors() -> None:
         full = native.weight.detach().clone()
         layer = layers.Linear1D_Col.from_native_module(native, None)
         assert is_distributed_tensor(layer.weight)
+        assert get_sharding_spec(layer.weight).dim_partition_dict == {0: [0]}
+        assert get_shard_dim_1d(layer.weight) == 0
         assert get_global_shape(layer.weight) == (9, 6)
         assert torch.equal(to_global(layer.weight), full)
         assert not is_distributed_tensor(layers.Linear1D_Row(6, 9, process_group=None).bias)

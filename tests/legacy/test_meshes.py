@@ -76,6 +76,7 @@ def test_groups_by_names() -> None:
 
 
 def test_device_mesh_without_processes() -> None:
+    assert DeviceMesh(torch.arange(4), (2, 2), need_flatten=True).flatten().shape == (4,)
     mesh = DeviceMesh(torch.arange(16), (4, 4), mesh_alpha=[2e-5, 1e-5], mesh_beta=[2e-9, 1e-9])
     assert (mesh.shape, mesh.num_devices, mesh.is_initialized) == ((4, 4), 16, False)
     assert mesh.global_rank_to_local_rank(5) == [1, 1]

@@ -216,7 +216,9 @@ def run_in_order() -> Any:
     nodes[0].insert(1, ScheduledNode("SEND_FORWARD", 0, 0, 0))
     optimizer = torch.optim.SGD([*parts[0].parameters(), *parts[1].parameters()])
     schedule = ZeroBubbleVPipeScheduler(manager, nodes, 2, num_microbatch=MICRO)
-    schedule.forward_backward_step(parts, iter([batch_of(0)]), loss_of, optimizer)
+    schedule.forward_backward_step(
+        model_chunk=parts, data_iter=iter([batch_of(0)]), criterion=loss_of, optimizer=optimizer
+    )
     return seen, [f"{node.type}{node.chunk}" for node in nodes[manager.stage] if node.type in ("F", "B")]
 
 

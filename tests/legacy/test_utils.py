@@ -340,6 +340,8 @@ def test_tensors_and_devices(tmp_path: Path) -> None:
     holder = nn.Sequential(nn.BatchNorm1d(1))
     holder.register_buffer("scale", torch.ones(1), persistent=False)
     assert utils.get_non_persistent_buffers_set(holder) == {"scale"}
+    assert utils.get_non_persistent_buffers_set(holder, prefix="model") == {"model.scale"}
+    assert utils.get_non_persistent_buffers_set(holder, {holder}) == set()
     utils.ensure_path_exists(tmp_path / "a" / "b" / "file")
     assert [each.name for each in (tmp_path / "a").iterdir()] == ["b"]
     assert utils.multi_tensor_applier(lambda *args: args, "flag", [[tensor]], 2) == (65536, "flag", [[tensor]], 2)

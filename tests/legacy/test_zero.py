@@ -339,6 +339,7 @@ def test_sizes_of_chunks_are_searched_by_older_and_newer_names() -> None:
     newer = search_configuration_of_chunks(model, search_range_m=1, search_interval=100, min_chunk_size_m=0)
     assert older == newer
     options = {"search_range_m": 1, "min_chunk_size_m": 0, "strict_ddp_flag": True}
-    settings = init_chunk_manager(model, hidden_dim=100, **options)
+    settings = init_chunk_manager(model, hidden_dim=100, reuse_fp16_chunk=True, max_prefetch=2, **options)
+    assert settings.max_prefetch == 2
     assert settings.dp_degree_chunk_size_dict == {1: settings.configuration[1]["chunk_size"]}
     assert settings.configuration[1]["keep_gathered"]

@@ -413,7 +413,10 @@ def test_unusual_steps(name: str, placement: str) -> None:
 
 def states(model: nn.Module, **options: Any) -> list[dict[str, Any]]:
     wrapped, _ = wrap(model, None, **options)
-    return [wrapped.state_dict(only_rank_0=False), wrapped.state_dict()]
+    named = wrapped.state_dict(prefix="module.", only_rank_0=False)
+    found = wrapped.state_dict(only_rank_0=False)
+    assert list(named) == [f"module.{name}" for name in found]
+    return [found, wrapped.state_dict()]
 
 
 def states_by_size(model: nn.Module, mebibytes: float, only_rank_0: bool) -> list[tuple[dict[str, Any], int]]:

@@ -39,7 +39,8 @@ class LoraMixin:
 
         Args:
             model: The model, before it is boosted.
-            pretrained_dir: A directory with adapters to continue from, instead of `lora_config`.
+            pretrained_dir: A directory with adapters to continue from, instead of `lora_config`, which may repeat their
+                configuration.
             lora_config: Which layers get new adapters, and of which rank.
             bnb_quantization_config: A `transformers.BitsAndBytesConfig`: how to quantize the frozen weights; 4 bits
                 by default.

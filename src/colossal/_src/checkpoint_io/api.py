@@ -221,9 +221,9 @@ class CheckpointIO:
         self,
         optimizer: Optimizer | OptimizerWrapper,
         checkpoint: str | Path,
+        prefix: str | None = None,  # noqa: ARG002 (documented)
         low_cpu_mem_mode: bool = True,
         num_threads: int = 1,
-        prefix: str | None = None,  # noqa: ARG002 (documented)
     ) -> None:
         """Load the state of an optimizer, its groups' hyperparameters, and the state of its loss scaler.
 
@@ -233,9 +233,9 @@ class CheckpointIO:
         Args:
             optimizer: The optimizer, boosted or not.
             checkpoint: Path of a file, of an index, or of a directory that holds one checkpoint.
+            prefix: Accepted as documented: an index names the files, whatever they begin with.
             low_cpu_mem_mode: Map files of PyTorch's format rather than read them entirely.
             num_threads: Number of tensors that are read at once.
-            prefix: Accepted as documented: an index names the files, whatever they begin with.
 
         Raises:
             CheckpointError: The checkpoint is missing, damaged, or of other parameters. Nothing was loaded then, unless

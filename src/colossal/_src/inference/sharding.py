@@ -57,7 +57,7 @@ def shard(model: nn.Module, mesh: ParallelMesh) -> ModelShard:
         stages = _partition(model, plan, mesh)
         plan = plan.for_stage()
     with mesh:
-        ShardFormer(ShardConfig(mesh)).optimize(model, plan)
+        ShardFormer(ShardConfig(mesh)).shard(model, plan)
     materialize(model).to(mesh.accelerator.get_current_device())
     return ModelShard(model if stages is None else stages, stages, mesh, vocabulary)
 

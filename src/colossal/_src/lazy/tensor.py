@@ -256,7 +256,9 @@ def record(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     if kwargs.get("device") == _META:
         args, kwargs = tree_map(_lazy_on_meta, (args, kwargs))
         return func(*args, **kwargs)
-    if not (lazy or makes):
+    # torch copies a storage, as of a tensor with values in copy.deepcopy, by a tensor of bytes that it sets to it
+    sets_storage = func is _aten.empty.memory_format and list(args[0]) == [0] and kwargs.get("dtype") is torch.uint8
+    if sets_storage or not (lazy or makes):
         return func(*args, **kwargs)
     with _disable_current_modes():  # those of contexts around this one
         if func is _aten.set_.source_Tensor and _have_same_layout(*seen):

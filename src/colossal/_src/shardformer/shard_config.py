@@ -3,6 +3,8 @@
 from dataclasses import InitVar, dataclass, fields
 from typing import Any, Literal, final, get_args
 
+from torch import distributed as dist
+
 from colossal._src._older_names import get_older_name
 from colossal._src.cluster import ParallelMesh, current_mesh
 from colossal._src.nn.attention import SequenceSharding
@@ -117,8 +119,10 @@ class ShardConfig:
         expert_exchange: How tokens come to experts that are sharded over the ep axis: ``"all_to_all"``, or
             ``"all_gather"``, which sends less where a token goes to more experts than the axis has ranks; by default
             as a layer of the model's own says, else all_to_all. See `colossal.nn.moe.shard_experts`.
-        tensor_parallel_process_group: In place of the mesh, the ranks that shard tensors.
-        sequence_parallel_process_group: In place of the mesh, the ranks that shard sequences, where they are others.
+        tensor_parallel_process_group: In place of the mesh, the ranks that shard tensors. As an attribute, those of the
+            mesh; None without one.
+        sequence_parallel_process_group: In place of the mesh, the ranks that shard sequences, where they are others. As
+            an attribute, those of the mesh that do, or this rank alone; None without one.
         pipeline_stage_manager: Of a pipeline of one stage only; `HybridParallelPlugin` has others.
         make_vocab_size_divisible_by: Only 64, the default, or 1: nothing is padded, and any vocabulary is sharded.
         extra_kwargs: Only an empty one.
@@ -129,7 +133,8 @@ class ShardConfig:
         fp8_communication: Only False.
 
     Raises:
-        ConfigError: `gradient_checkpoint_config` or `expert_exchange` is something else, or no mesh has these groups.
+        ConfigError: `gradient_checkpoint_config` or `expert_exchange` is something else, no mesh has these groups, or
+            they are not those of the mesh that is given too.
         UnsupportedError: The pipeline has several stages, or an option cannot be honored.
 
     Example:
@@ -175,7 +180,10 @@ class ShardConfig:
         fp8_communication: bool,
     ) -> None:
         del sp_axis, pg_mesh
-        groups = tensor_parallel_process_group, sequence_parallel_process_group, pipeline_stage_manager
+        groups = (
+            *self._other_groups(tensor_parallel_process_group, sequence_parallel_process_group),
+            pipeline_stage_manager,
+        )
         older: dict[str, Any] = {"moe_dp_group": moe_dp_group, "ep_group": ep_group, "extra_kwargs": extra_kwargs}
         older |= {"fp8_communication": fp8_communication or None}
         if make_vocab_size_divisible_by not in (1, 64):
@@ -192,6 +200,28 @@ class ShardConfig:
                 "gradient_checkpoint_config is a GradientCheckpointConfig or a PipelineGradientCheckpointConfig. Found "
                 f"{config!r}. Pass one of them, such as GradientCheckpointConfig(gradient_checkpointing_ratio=1.0)."
             )
+
+    def _other_groups(self, tp: Any, sp: Any) -> tuple[Any, Any]:
+        """Keep what says more than the mesh: `dataclasses.replace` passes the groups that the mesh has as well."""
+        if self.mesh is None:
+            return tp, sp
+        tp_ranks, sp_ranks = self.mesh.ranks("tp"), self.mesh.ranks("sp")
+        given = {
+            "tensor_parallel_process_group": (tp, (tp_ranks,)),
+            "sequence_parallel_process_group": (sp, (tp_ranks, sp_ranks)),
+        }
+        strange = [
+            name
+            for name, (group, own) in given.items()
+            if group is not None and tuple(dist.get_process_group_ranks(group)) not in map(tuple, own)
+        ]
+        if strange:
+            raise ConfigError(
+                f"A configuration has a mesh, or groups of processes. Found {self.mesh} and {', '.join(strange)} of "
+                "other ranks. Leave one of them out; with dataclasses.replace(config, mesh=...), pass None for both "
+                "groups."
+            )
+        return None, None
 
     @property
     def tensor_parallel_size(self) -> int:
@@ -241,3 +271,21 @@ class ShardConfig:
                 "out."
             )
         return None
+
+
+def _tensor_parallel_process_group(config: ShardConfig) -> dist.ProcessGroup | None:
+    """The ranks that shard tensors; None where the configuration has no mesh."""
+    return None if config.mesh is None else config.mesh.group("tp")
+
+
+def _sequence_parallel_process_group(config: ShardConfig) -> dist.ProcessGroup | None:
+    """The ranks that shard sequences, this one alone if none do; None where the configuration has no mesh."""
+    if config.mesh is None:
+        return None
+    sharing = config.sequence_parallel_config(config.mesh) if config.enable_sequence_parallelism else None
+    return config.mesh.group("sp" if sharing is None else sharing.sharding.axis)
+
+
+# a policy reads them as attributes; in the class body they would be the defaults of the arguments of these names
+setattr(ShardConfig, "tensor_parallel_process_group", property(_tensor_parallel_process_group))  # noqa: B010
+setattr(ShardConfig, "sequence_parallel_process_group", property(_sequence_parallel_process_group))  # noqa: B010

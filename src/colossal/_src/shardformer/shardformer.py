@@ -9,6 +9,7 @@ from torch import nn
 
 from colossal._src.cluster import ParallelMesh, current_mesh
 from colossal._src.interface import saved_copies
+from colossal._src.lazy import materialize
 from colossal._src.nn.moe import ExpertParallel
 from colossal._src.shardformer.activation_checkpointing import checkpoint_layers
 from colossal._src.shardformer.adapters import is_adapted, layers_inside, shard_adapted_layer, shard_copied_layer
@@ -100,7 +101,7 @@ class ShardFormer:
         self.shard_config = shard_config
 
     def optimize(self, model: nn.Module, policy: ParallelPlan | PlanMaker | None = None) -> tuple[nn.Module, list[Any]]:
-        """Shard a model in place, and apply the options.
+        """Shard a model in place, apply the options, and materialize what this rank has of a lazy one.
 
         Args:
             model: The same model on all ranks; of Hugging Face, or with a plan of its own.
@@ -118,6 +119,21 @@ class ShardFormer:
                 and the other several, the numbers of layers that are checkpointed do not fit the model, or
                 `expert_exchange` is chosen without experts that it is for.
             UnsupportedError: The model does not support an option, or the mode needs another attention implementation.
+
+        Communication: none; its layers communicate when they run.
+        """
+        self.shard(model, policy)
+        return materialize(model), []
+
+    def shard(self, model: nn.Module, policy: ParallelPlan | PlanMaker | None = None) -> None:
+        """Shard a model as `optimize` does, and leave what is lazy lazy, for whoever prepares it further.
+
+        Args:
+            model: As of `optimize`.
+            policy: As of `optimize`.
+
+        Raises:
+            PlanError: As of `optimize`, as are the others.
 
         Communication: none; its layers communicate when they run.
         """
@@ -143,7 +159,6 @@ class ShardFormer:
                 check_experts(model, plan, mesh)
             _parallelize(unwrap_adapters(model), plan, mesh, config, sp_config)
         balance_over_ranks(unwrap_adapters(model), mesh, None if sp_config is None else sp_config.sharding)
-        return model, []
 
 
 def _parallelize(

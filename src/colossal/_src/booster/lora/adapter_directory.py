@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from colossal._src.checkpoint_io import ADAPTER_CONFIG_FILE, ADAPTER_WEIGHTS_FILES
-from colossal.errors import CheckpointError
+from colossal.errors import CheckpointError, ConfigError
 
 if TYPE_CHECKING:
     from peft import LoraConfig
@@ -37,6 +37,27 @@ def read_adapter_config(directory: Path) -> "LoraConfig":
     config.inference_mode = False
     config.base_model_name_or_path = None  # the model at hand decides; its name may be another on this machine
     return config
+
+
+_OF_THE_DIRECTORY = ("base_model_name_or_path", "revision", "inference_mode", "auto_mapping", "peft_version")
+
+
+def check_same_adapters(saved: "LoraConfig", given: "LoraConfig") -> None:
+    """Require that a configuration beside saved adapters says of them what they are, where it says something."""
+    from peft import LoraConfig
+
+    default, found, wanted = LoraConfig().to_dict(), saved.to_dict(), given.to_dict()
+    differing = [
+        name
+        for name, value in wanted.items()
+        if name not in _OF_THE_DIRECTORY and value != default.get(name) and value != found.get(name)
+    ]
+    if differing:
+        raise ConfigError(
+            "Saved adapters bring their own configuration, which lora_config may repeat. Found another "
+            f"{', '.join(f'{name}={wanted[name]!r} (saved: {found.get(name)!r})' for name in differing)}. Leave "
+            "lora_config out, or pretrained_dir for new adapters."
+        )
 
 
 def adapter_weights_path(directory: Path) -> Path:

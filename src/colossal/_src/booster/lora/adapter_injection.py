@@ -24,6 +24,14 @@ def require_peft() -> None:
         ) from error
 
 
+_HEADS_OF_PEFT = {
+    "SEQ_CLS": ("classifier", "score"),
+    "TOKEN_CLS": ("classifier", "score"),
+    "QUESTION_ANS": ("qa_outputs",),
+}
+"""What peft adds to modules_to_save for a task, and writes into the saved configuration: names of any model's head."""
+
+
 def inject_adapters(model: nn.Module, config: "LoraConfig") -> "PeftModel":
     """Freeze a model and add adapters to it, in place; the configuration stays as it is."""
     from peft import get_peft_model
@@ -42,6 +50,8 @@ def inject_adapters(model: nn.Module, config: "LoraConfig") -> "PeftModel":
             f"{str(error).rstrip('. ')}. Choose target_modules from model.named_modules()."
         ) from error
     present = {"target_modules": adapted.targeted_module_names, "modules_to_save": _saved_modules(adapted)}
+    of_task = _HEADS_OF_PEFT.get(str(config.task_type), ())
+    wanted["modules_to_save"] = [name for name in wanted["modules_to_save"] if name not in of_task]
     for option, names in wanted.items():
         if lost := [name for name in names if not any(_matches(each, name) for each in present[option])]:
             raise ConfigError(

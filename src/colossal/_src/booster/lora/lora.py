@@ -10,6 +10,7 @@ from torch import nn
 
 from colossal._src.booster.lora.adapter_directory import (
     adapter_weights_path,
+    check_same_adapters,
     read_adapter_config,
 )
 from colossal._src.booster.lora.adapter_injection import inject_adapters, require_peft, restore_on_error
@@ -112,7 +113,8 @@ class Lora:
         Args:
             model: The model, before it is boosted.
             device: Where the model will be trained.
-            pretrained_dir: A directory with adapters to continue from, instead of `lora_config`.
+            pretrained_dir: A directory with adapters to continue from, instead of `lora_config`, which may repeat their
+                configuration.
             lora_config: Which layers get new adapters, and of which rank.
             bnb_quantization_config: How to quantize the frozen weights; 4 bits by default.
             quantize: Quantize the frozen weights.
@@ -174,11 +176,10 @@ class Lora:
                 f"enable_lora takes a plain model, before boost. Found one that {state} already. "
                 "Call enable_lora once, on the model that you built, and boost what it returns."
             )
-        if (pretrained_dir is None) == (lora_config is None):
-            found = "neither" if pretrained_dir is None else "both"
+        if pretrained_dir is None and lora_config is None:
             raise ConfigError(
                 "enable_lora needs lora_config for new adapters, or pretrained_dir to continue from saved ones. "
-                f"Found {found}. Pass one: saved adapters bring their own configuration."
+                "Found neither. Pass one: saved adapters bring their own configuration."
             )
         if lora_config is not None and not isinstance(lora_config, LoraConfig):
             raise ConfigError(
@@ -192,7 +193,13 @@ class Lora:
             )
 
     def _config(self, pretrained_dir: str | Path | None, lora_config: "LoraConfig | None") -> "LoraConfig":
-        return read_adapter_config(full_path(pretrained_dir)) if pretrained_dir is not None else lora_config  # type: ignore[return-value]
+        if pretrained_dir is None:
+            assert lora_config is not None
+            return lora_config
+        saved = read_adapter_config(full_path(pretrained_dir))
+        if lora_config is not None:
+            check_same_adapters(saved, lora_config)
+        return saved
 
     def _quantize(self, model: nn.Module, device: torch.device, config: Any) -> None:
         if self._quantizer is None:

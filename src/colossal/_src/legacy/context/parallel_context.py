@@ -101,6 +101,11 @@ class ParallelContext(MeshGroups):
         return current_mesh().rank("pp") == current_mesh().size("pp") - 1
 
     @property
+    def world_size(self) -> int:
+        """The number of processes."""
+        return current_mesh().world_size
+
+    @property
     def data_parallel_size(self) -> int:
         """The number of replicas."""
         return current_mesh().size("dp")

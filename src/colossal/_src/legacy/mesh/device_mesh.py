@@ -31,6 +31,7 @@ class DeviceMesh:
         mesh_beta: For each axis, the seconds that each byte adds; 1 by default.
         init_process_group: Form the groups of all axes now; otherwise each is formed when it is first used.
         device: The type of device of the ranks; that of this process by default.
+        need_flatten: Accepted: `flatten` gives the mesh of one axis when it is called.
 
     Attributes:
         grid: The ranks and their groups.
@@ -55,7 +56,10 @@ class DeviceMesh:
         mesh_beta: Sequence[float] | None = None,
         init_process_group: bool = False,
         device: str | None = None,
+        *,
+        need_flatten: bool = True,
     ) -> None:
+        del need_flatten
         superseded("colossal.device.DeviceMesh", "ParallelMesh(...), with link_cost= for costs")
         physical = torch.as_tensor(physical_mesh_id, dtype=torch.int64, device="cpu")
         shape = tuple(physical.shape if mesh_shape is None else mesh_shape)

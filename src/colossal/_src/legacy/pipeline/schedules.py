@@ -156,7 +156,35 @@ class OneForwardOneBackwardSchedule(StageSchedule):
         self._caches = enable_metadata_cache
 
 
-class InterleavedSchedule(StageSchedule):
+class _ChunkSchedule(StageSchedule):
+    """A schedule of several chunks on each rank, whose first argument has another documented name."""
+
+    def forward_backward_step(  # pyright: ignore[reportIncompatibleMethodOverride] (the documented name)
+        self,
+        model_chunk: nn.Module | Sequence[nn.Module],
+        data_iter: Iterator[Any],
+        criterion: Callable[[Any, Any], torch.Tensor],
+        optimizer: OptimizerWrapper | torch.optim.Optimizer | None = None,
+        return_loss: bool = False,
+        return_outputs: bool = False,
+    ) -> dict[str, Any]:
+        """Run the next batch; see `StageSchedule.forward_backward_step`.
+
+        Args:
+            model_chunk: The chunks of this rank, in a list.
+            data_iter: As there.
+            criterion: As there.
+            optimizer: As there.
+            return_loss: As there.
+            return_outputs: As there.
+
+        Returns:
+            As there.
+        """
+        return super().forward_backward_step(model_chunk, data_iter, criterion, optimizer, return_loss, return_outputs)
+
+
+class InterleavedSchedule(_ChunkSchedule):
     """Lets each rank have several chunks of the model, so that it waits less.
 
     Superseded by ``HybridParallelPlugin(pp_style="interleaved")``.
@@ -210,7 +238,7 @@ class InterleavedSchedule(StageSchedule):
         self._caches = enable_metadata_cache
 
 
-class ZeroBubbleVPipeScheduler(StageSchedule):
+class ZeroBubbleVPipeScheduler(_ChunkSchedule):
     """Fills the bubble with gradients of weights, in the order of a `PipelineGraph`.
 
     Superseded by ``HybridParallelPlugin(pp_style="zbv")``, which computes the order itself.

@@ -17,7 +17,7 @@ class ModelSharder:
     Args:
         model: The model, the same on all ranks.
         policy: A `Policy`, or a plan; None for the plan of the model's family.
-        shard_config: The options.
+        shard_config: The options; by default those of `ShardConfig`, with the ambient mesh.
 
     Example:
         >>> import torch
@@ -35,9 +35,11 @@ class ModelSharder:
         torch.Size([3, 4])
     """
 
-    def __init__(self, model: nn.Module, policy: Policy | ParallelPlan | None, shard_config: ShardConfig) -> None:
+    def __init__(
+        self, model: nn.Module, policy: Policy | ParallelPlan | None, shard_config: ShardConfig | None = None
+    ) -> None:
         superseded("colossal.shardformer.ModelSharder", "ShardFormer(shard_config).optimize(model, policy)")
-        self.model, self.policy, self.shard_config = model, policy, shard_config
+        self.model, self.policy, self.shard_config = model, policy, shard_config or ShardConfig()
 
     def shard(self) -> list[dict[int, nn.Parameter]]:
         """Shard the model, in place.

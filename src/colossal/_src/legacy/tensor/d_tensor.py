@@ -322,6 +322,9 @@ def get_sharding_spec(dtensor: torch.Tensor) -> ShardingSpec:
         ...     print(get_sharding_spec(tensor))
         ShardingSpec([S0, R])
     """
+    if not has_layout(dtensor) and _is_shard_of_layer(dtensor):
+        dims = placement_of(dtensor).layout.dims
+        return ShardingSpec(len(dims), dict(enumerate(dims)))
     return get_layout(dtensor).sharding_spec
 
 

@@ -41,6 +41,10 @@ class LayoutConverter:
 
     Superseded by `colossal.tensor.plan_relayout` and `colossal.tensor.relayout`.
 
+    Attributes:
+        cached_solution: The path and the collectives of the last call of `layout_converting` for each pair of sharding
+            sequences, as text.
+
     Example:
         >>> import torch
         >>> from colossal.legacy.d_tensor import DTensorLayout, LayoutConverter, ShardingSpec
@@ -54,6 +58,9 @@ class LayoutConverter:
         >>> actions[0]
         CommSpec:(comm_pattern:GATHER_FWD_SPLIT_BWD, gather_dim:0, logical_process_axis:1)
     """
+
+    def __init__(self) -> None:
+        self.cached_solution: dict[tuple[str, str], tuple[list[DTensorLayout], list[CommSpec]]] = {}
 
     def all_gather_transform_layouts(self, source_layout: DTensorLayout) -> dict[DTensorLayout, CommSpec]:
         """List what is one all-gather away.
@@ -115,7 +122,13 @@ class LayoutConverter:
             PlanError: The layouts are not of one tensor on one mesh.
         """
         specs, actions = find_path(_spec_of(source_layout), _spec_of(target_layout))
-        return [*map(_layout_of, specs)], actions
+        path = [*map(_layout_of, specs)]
+        sequences = (
+            str(source_layout.sharding_spec.sharding_sequence),
+            str(target_layout.sharding_spec.sharding_sequence),
+        )
+        self.cached_solution[sequences] = path, actions
+        return path, actions
 
     def get_total_comm_cost(self, source_layout: DTensorLayout, target_layout: DTensorLayout) -> Cost:
         """Predict what the path of `layout_converting` costs by the costs of the mesh, for elements of 4 bytes.

@@ -214,11 +214,16 @@ def is_ddp_ignored(p: torch.Tensor) -> bool:
     return bool(getattr(p, "_ddp_to_ignore", False))
 
 
-def get_non_persistent_buffers_set(module: nn.Module) -> set[str]:
+def get_non_persistent_buffers_set(
+    module: nn.Module, memo: set[nn.Module] | None = None, prefix: str = "", remove_duplicate: bool = True
+) -> set[str]:
     """List the buffers of a module that its state dict leaves out.
 
     Args:
         module: The module.
+        memo: Modules that are left out; those that are listed are added.
+        prefix: In front of the names, with a dot.
+        remove_duplicate: List a module that has several names once.
 
     Returns:
         Their full names.
@@ -233,9 +238,14 @@ def get_non_persistent_buffers_set(module: nn.Module) -> set[str]:
     """
     return {
         f"{path}.{name}" if path else name
-        for path, each in module.named_modules()
+        for path, each in module.named_modules(memo, prefix, remove_duplicate)
         for name in each._non_persistent_buffers_set  # noqa: SLF001 (it has no public name)
     }
+
+
+def is_compatible_with_meta() -> bool:
+    """Tell whether models can be built on the meta device: with each version of torch that is supported."""
+    return True
 
 
 @final

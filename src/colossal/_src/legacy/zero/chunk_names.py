@@ -173,6 +173,8 @@ def init_chunk_manager(
     search_interval: int | None = None,
     min_chunk_size_m: float | None = None,
     strict_ddp_flag: bool = False,
+    reuse_fp16_chunk: bool = True,
+    max_prefetch: int = 0,
 ) -> ChunkManagerSettings:
     """Search for the size of chunks.
 
@@ -189,6 +191,8 @@ def init_chunk_manager(
         search_interval: The distance of the sizes that are tried, in elements, where `hidden_dim` is not given.
         min_chunk_size_m: The newer name of `min_chunk_size_mb`.
         strict_ddp_flag: Keep full chunks on every rank.
+        reuse_fp16_chunk: As of `ChunkManagerSettings`.
+        max_prefetch: As of `ChunkManagerSettings`.
 
     Returns:
         What `GeminiManager` takes.
@@ -212,7 +216,13 @@ def init_chunk_manager(
         process_group=process_group,
         verbose=verbose,
     )
-    return ChunkManagerSettings(configuration, process_group, init_device=init_device)
+    return ChunkManagerSettings(
+        configuration,
+        process_group,
+        init_device=init_device,
+        reuse_fp16_chunk=reuse_fp16_chunk,
+        max_prefetch=max_prefetch,
+    )
 
 
 def _check_init_device(device: DeviceName) -> None:

@@ -307,6 +307,9 @@ class Linear1D_Row(LinearLayer):  # noqa: N801 (the documented name)
             bias_initializer=bias_initializer,
         )
 
+    def chunk_weight(self) -> None:
+        """Do nothing: accepted as documented for `stream_chunk_num`."""
+
 
 Linear2D = partial(Linear, tp_mode="2d")
 """`Linear` on a mesh that must be a 2D grid."""

@@ -233,12 +233,18 @@ class GeminiDDP(ModelWrapper):
             return unwrap_model(self)(*args, **kwargs)
 
     def state_dict(
-        self, *args: Any, only_rank_0: bool = True, dtype: torch.dtype | None = None, **kwargs: Any
+        self,
+        *args: Any,
+        prefix: str = "",
+        only_rank_0: bool = True,
+        dtype: torch.dtype | None = None,
+        **kwargs: Any,
     ) -> dict[str, Any]:
         """Gather the full state dict of the model in host memory, by the names of the model that was wrapped.
 
         Args:
             *args: Rejected, as `kwargs`: those that a module around this one passes, such as one of `torch.compile`.
+            prefix: Goes in front of each name, as of a module's state dict.
             only_rank_0: Return it on the first rank only, and nothing on others.
             dtype: What floating-point tensors are converted to; by default they stay as they are.
             **kwargs: Rejected.
@@ -263,7 +269,7 @@ class GeminiDDP(ModelWrapper):
         for name, value in state.items() if dtype is not None else ():
             if isinstance(value, torch.Tensor) and value.is_floating_point():
                 state[name] = value.to(dtype)
-        return state
+        return {f"{prefix}{name}": value for name, value in state.items()}
 
     def state_dict_shard(
         self, max_shard_size: float = 1024, only_rank_0: bool = True

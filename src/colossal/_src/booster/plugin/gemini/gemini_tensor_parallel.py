@@ -25,7 +25,7 @@ def shard_model(model: nn.Module, optimizer: Optimizer | None, config: ShardConf
     if config.enable_tensor_parallelism:
         # before the model is sharded: afterwards the ranks of tp hold different values by design
         broadcast_initial_values(model, mesh)
-    ShardFormer(config).optimize(model)
+    ShardFormer(config).shard(model)
     if config.enable_tensor_parallelism:
         mark_replicas(model.parameters(), mesh)
     if optimizer is not None:

@@ -112,7 +112,7 @@ class PipelinedModel(nn.Module):
         raise TypeError(f"{type(self).__name__!r} object is not subscriptable. {_OF_FULL_MODEL.format('modules')}")
 
     def __getattr__(self, name: str) -> Any:
-        """Find the configuration of the full model, and the device and type of the parameters of this rank."""
+        """Find the configuration of the full model, and the device, type and submodules of what this rank has of it."""
         if name in ("device", "dtype"):
             return getattr(next(self.parameters()), name)
         full_spec: FullModelSpec | None = vars(self).get("full_spec")
@@ -121,6 +121,10 @@ class PipelinedModel(nn.Module):
         try:
             return super().__getattr__(name)
         except AttributeError as error:
+            stages = vars(self).get("_modules", {}).get("stages", ())
+            own = getattr(stages[0].module, name, None) if len(stages) == 1 else None
+            if isinstance(own, nn.Module) and next(own.parameters(), None) is not None:
+                return own
             if _is_of_full_model(full_spec, name):
                 raise AttributeError(f"{error}. {_OF_FULL_MODEL.format(name)}") from None
             raise

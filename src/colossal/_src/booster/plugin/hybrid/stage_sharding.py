@@ -155,7 +155,7 @@ def _optimize(
         # `apply_options` has applied what the full model chose; a stage alone might choose otherwise
         done = dict.fromkeys((*MODEL_OPTIONS, "enable_all_optimization"), False)
         shard_former = ShardFormer(replace(config, **done, gradient_checkpoint_config=None))
-        shard_former.optimize(stage.module, plan.for_stage() if stage.num_stages > 1 else plan)
+        shard_former.shard(stage.module, plan.for_stage() if stage.num_stages > 1 else plan)
     elif stage.num_stages == 1:
         balance_over_ranks(unwrap_adapters(stage.module), mesh)
 
