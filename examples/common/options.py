@@ -15,6 +15,7 @@ from colossal.booster.plugin import (
     TorchDDPPlugin,
     TorchFSDPPlugin,
 )
+from examples.common.program import Parser
 
 
 def _make_hybrid(options: Any) -> Plugin:
@@ -53,7 +54,7 @@ def make_parser(description: str) -> argparse.ArgumentParser:
     Returns:
         The parser; a program adds its own options and defaults.
     """
-    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    parser = Parser(description=description, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     add = parser.add_argument
     add("--output", type=Path, help="where checkpoints, log and model go")
     add("--plugin", choices=PLUGINS, default="ddp", help="how ranks share the work")

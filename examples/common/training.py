@@ -16,6 +16,7 @@ from torch.utils.data import Dataset
 from colossal.accelerator import get_current_device
 from colossal.booster import Booster
 from colossal.cluster import DistCoordinator
+from colossal.errors import ConfigError, NonFiniteError
 from colossal.nn.lr_scheduler import CosineAnnealingWarmupLR
 from examples.common.options import PLUGINS
 from examples.common.report import open_log, open_profiler, peak_memory, utilization
@@ -55,7 +56,7 @@ def make_loaders(
     num_replicas = booster.plugin.data_parallel_rank_and_size()[1]
     size, rest = divmod(options.batch_size, num_replicas * options.accumulate)
     if rest or num_samples < options.batch_size:
-        raise SystemExit(
+        raise ConfigError(
             f"--batch-size must be a multiple of {num_replicas} replicas times --accumulate {options.accumulate}, "
             f"and at most the {num_samples} samples to train on. Found {options.batch_size}."
         )
@@ -149,7 +150,7 @@ class Training:
         begin = time.perf_counter()
         loss, _, units = self.run_batch(batch, self.optimizer)
         if not math.isfinite(loss):  # of all ranks, so that all of them stop
-            raise SystemExit(
+            raise NonFiniteError(
                 f"The loss is {loss}. The model is as before this step, and not saved: lower --lr, or pass --precision "
                 "fp32, and go on from the last checkpoint with --resume."
             )
@@ -175,6 +176,8 @@ class Training:
             first = self.booster.load(checkpoints, *parts, dataloader=self.loader)
             show(f"goes on after step {first}")
         log = open_log(options.report_to, options.output, first, vars(options))
+        if options.compile:
+            show("compiling: the first step takes up to several minutes, and so may others with new lengths")
         with open_profiler(options.output / "profile", is_on=options.profile) as profiled:
             for step, batch in enumerate(islice(_repeat(self.loader), options.steps - first), start=first + 1):
                 values = self.step(batch)
@@ -208,12 +211,12 @@ def _goes_on(options: argparse.Namespace, step: int) -> bool:
     if options.smoke and not options.resume and step <= options.steps:
         return False  # a trial is repeated
     if not options.resume:
-        raise SystemExit(
+        raise ConfigError(
             f"A run begins with an --output of its own. Found checkpoints of a run up to step {step} in "
             f"{options.output}. Pass --resume to go on with it, or another --output."
         )
     if step > options.steps:
-        raise SystemExit(
+        raise ConfigError(
             f"A run goes on to --steps of at least those that it has made. Found --steps {options.steps} and a "
             f"checkpoint of step {step} in {options.output}. Pass more --steps, or another --output."
         )

@@ -12,12 +12,12 @@ from typing import Any
 import torch
 from transformers import AutoTokenizer
 
-import colossal
 from colossal.lazy import LazyInitContext
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # it is started by -m, or by its path from anywhere
 
 from examples.common.options import check, make_parser
+from examples.common.program import run_program
 from examples.common.report import flops_per_token
 from examples.common.training import Training, decay_groups, make_booster, make_loaders
 from examples.pretrain.data import Images, MaskedWindows, Windows, split
@@ -128,9 +128,7 @@ def run(options: argparse.Namespace) -> None:
 
 def main() -> None:
     """Train as the command line says."""
-    options = parse()
-    colossal.launch_from_torch(verbose=False)
-    run(options)
+    run_program(parse, run)
 
 
 if __name__ == "__main__":
