@@ -13,6 +13,7 @@ import torch
 from transformers import AutoTokenizer
 
 from colossal.lazy import LazyInitContext
+from colossal.shardformer import ShardConfig, ShardFormer
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # it is started by -m, or by its path from anywhere
 
@@ -76,6 +77,8 @@ def make_training(options: argparse.Namespace) -> Training:
     torch.manual_seed(options.seed)
     with LazyInitContext():  # each rank allocates its shard when the model is boosted
         model: Any = make_model(options.family, options.size, options.dropout, **inputs)
+    if options.family == "mixtral" and options.plugin != "hybrid":
+        model, _ = ShardFormer(ShardConfig()).optimize(model)  # balances experts over all ranks, as hybrid does
     groups = decay_groups(model, options.weight_decay)
     optimizer = torch.optim.AdamW(groups, lr=options.lr, betas=(0.9, 0.95))
     num_patches = 0 if is_text else (model.config.image_size // model.config.patch_size) ** 2 + 1
