@@ -22,7 +22,7 @@ def _make_hybrid(options: Any) -> Plugin:
     pipeline: dict[str, Any] = {
         "pp_style": options.pp_style,
         "num_model_chunks": 1 if options.pp_style == "1f1b" else 2,
-        "num_microbatches": options.num_microbatches or 2 * options.pp,
+        "num_microbatches": num_microbatches(options),
     }
     return HybridParallelPlugin(
         tp_size=options.tp,
@@ -33,6 +33,11 @@ def _make_hybrid(options: Any) -> Plugin:
         zero_stage=options.zero_stage,
         **(pipeline if options.pp > 1 else {}),
     )
+
+
+def num_microbatches(options: Any) -> int:
+    """Return into how many micro-batches a pipeline splits a batch of a replica; 1 without a pipeline."""
+    return 1 if options.pp == 1 else options.num_microbatches or 2 * options.pp
 
 
 PLUGINS: dict[str, Callable[[Any], Plugin]] = {

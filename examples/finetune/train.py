@@ -5,6 +5,7 @@ torchrun --standalone --nproc_per_node=2 examples/finetune/train.py --smoke
 
 import argparse
 import sys
+import warnings
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -95,6 +96,7 @@ def _check_length(options: argparse.Namespace, length: int, multiple: int) -> No
 def _add_adapters(options: argparse.Namespace, booster: Booster, model: nn.Module) -> nn.Module:
     from peft import LoraConfig
 
+    warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated", FutureWarning)  # which peft reads
     torch.manual_seed(options.seed)
     config = LoraConfig(r=options.lora, lora_alpha=2 * options.lora, target_modules="all-linear", task_type="CAUSAL_LM")
     return booster.enable_lora(model, lora_config=config)

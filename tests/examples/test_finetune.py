@@ -320,6 +320,31 @@ def test_errors_of_use_are_one_sentence_and_an_interrupt_says_how_to_go_on(
         program.run_program(SimpleNamespace, lambda _: raise_in_a_function(ShapeError("Found 3.")))
 
 
+def test_a_run_goes_on_with_the_settings_that_it_began_with(tmp_path: Path) -> None:
+    settings = part_of_the_program("common.settings")
+    options = {"output": tmp_path, "steps": 16, "lr": 1e-3, "eval_every": 4, "pack": False, "plugin": "ddp"}
+
+    def resume(**changed: Any) -> None:
+        settings.check_settings(SimpleNamespace(**options | changed))
+
+    def begin_and_resume() -> None:
+        resume(lr=1.0)  # a run of before there was such a file
+        settings.save_settings(SimpleNamespace(**options))
+        resume(plugin="zero2", eval_every=8)
+        with pytest.raises(ConfigError, match=r"Found --lr 0.1 instead of 0.001, --eval-every False instead of True"):
+            resume(lr=0.1, eval_every=0)
+
+    run_threads(begin_and_resume, 1)
+
+
+def test_a_batch_that_does_not_divide_is_refused_by_the_names_of_the_options() -> None:
+    make_loaders = part_of_the_program("common.training").make_loaders
+    plugin = SimpleNamespace(data_parallel_rank_and_size=lambda: (0, 2))
+    options = {"pp": 2, "num_microbatches": 0, "accumulate": 3, "batch_size": 12}
+    with pytest.raises(ConfigError, match=r"2 replicas times --accumulate 3 times 4 micro-batches.*Found 12\."):
+        make_loaders(SimpleNamespace(**options), SimpleNamespace(plugin=plugin), [], [], num_samples=99)
+
+
 def test_a_loss_that_is_not_finite_ends_the_run_before_the_step() -> None:
     training: Any = object.__new__(part_of_the_program("common.training").Training)
     training.optimizer = None  # which makes no step
