@@ -15,13 +15,14 @@ from colossal.booster.plugin import (
     TorchDDPPlugin,
     TorchFSDPPlugin,
 )
+from examples.common.program import Parser
 
 
 def _make_hybrid(options: Any) -> Plugin:
     pipeline: dict[str, Any] = {
         "pp_style": options.pp_style,
         "num_model_chunks": 1 if options.pp_style == "1f1b" else 2,
-        "num_microbatches": options.num_microbatches or 2 * options.pp,
+        "num_microbatches": num_microbatches(options),
     }
     return HybridParallelPlugin(
         tp_size=options.tp,
@@ -32,6 +33,11 @@ def _make_hybrid(options: Any) -> Plugin:
         zero_stage=options.zero_stage,
         **(pipeline if options.pp > 1 else {}),
     )
+
+
+def num_microbatches(options: Any) -> int:
+    """Return into how many micro-batches a pipeline splits a batch of a replica; 1 without a pipeline."""
+    return 1 if options.pp == 1 else options.num_microbatches or 2 * options.pp
 
 
 PLUGINS: dict[str, Callable[[Any], Plugin]] = {
@@ -53,7 +59,7 @@ def make_parser(description: str) -> argparse.ArgumentParser:
     Returns:
         The parser; a program adds its own options and defaults.
     """
-    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    parser = Parser(description=description, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     add = parser.add_argument
     add("--output", type=Path, help="where checkpoints, log and model go")
     add("--plugin", choices=PLUGINS, default="ddp", help="how ranks share the work")

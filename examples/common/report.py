@@ -117,8 +117,9 @@ def open_profiler(folder: Path, *, is_on: bool) -> Iterator[Callable[[], object]
         yield profiler.step
 
 
-def peak_memory() -> list[str]:
-    """Collect the most memory that each rank has had."""
+def peak_memory() -> str:
+    """Say how much memory each rank has had at most: tensors on a GPU; on a CPU, what the process had resident."""
     peaks: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(peaks, get_accelerator().max_memory_allocated())
-    return [f"{peak / 2**20:,.0f} MiB" for peak in peaks]
+    of = "process, with libraries and mapped files" if get_accelerator().is_cpu else "rank's tensors"
+    return f"peak memory of each {of}: {', '.join(f'{peak / 2**20:,.0f} MiB' for peak in peaks)}"

@@ -16,9 +16,11 @@ from torch.utils.data import Dataset
 from colossal.accelerator import get_current_device
 from colossal.booster import Booster
 from colossal.cluster import DistCoordinator
+from colossal.errors import ConfigError, NonFiniteError
 from colossal.nn.lr_scheduler import CosineAnnealingWarmupLR
-from examples.common.options import PLUGINS
+from examples.common.options import PLUGINS, num_microbatches
 from examples.common.report import open_log, open_profiler, peak_memory, utilization
+from examples.common.settings import check_settings, save_settings
 
 Batch = dict[str, torch.Tensor]
 
@@ -52,12 +54,13 @@ def make_loaders(
     Returns:
         Loaders of what a rank computes in a step.
     """
-    num_replicas = booster.plugin.data_parallel_rank_and_size()[1]
-    size, rest = divmod(options.batch_size, num_replicas * options.accumulate)
-    if rest or num_samples < options.batch_size:
-        raise SystemExit(
-            f"--batch-size must be a multiple of {num_replicas} replicas times --accumulate {options.accumulate}, "
-            f"and at most the {num_samples} samples to train on. Found {options.batch_size}."
+    num_replicas, micro = booster.plugin.data_parallel_rank_and_size()[1], num_microbatches(options)
+    size = options.batch_size // (num_replicas * options.accumulate)
+    if options.batch_size % (num_replicas * options.accumulate * micro) or num_samples < options.batch_size:
+        times = f"times --accumulate {options.accumulate}" + f" times {micro} micro-batches" * (options.pp > 1)
+        raise ConfigError(
+            f"--batch-size must be a multiple of {num_replicas} replicas {times}, and at most the {num_samples} "
+            f"samples to train on. Found {options.batch_size}."
         )
     loader, tests = (
         booster.plugin.prepare_dataloader(
@@ -131,15 +134,14 @@ class Training:
         parts = [dict(zip(batch, piece, strict=True)) for piece in pieces]
         weight = self.booster.weight_by_tokens([part["labels"] for part in parts], causal=self.causal)
         units = batch["attention_mask"].sum() if "attention_mask" in batch else batch["labels"].numel()
-        sums = torch.tensor([0.0, float(units)])
+        sums = torch.tensor([0.0, float(units)], device=get_current_device())
         for number, part in enumerate(parts, start=1):
             # gradients are reduced once, with those of the last part
             with self.booster.no_sync(self.model) if optimizer and number < len(parts) else nullcontext():
                 done = self.booster.execute_pipeline(
                     iter([part]), self.model, lambda out, inputs: weight(out.loss, inputs["labels"]), optimizer
                 )
-            sums[0] += done["loss"].cpu()
-        sums = sums.to(get_current_device())
+            sums[0] += done["loss"]  # a GPU is not waited for before the last part
         dist.all_reduce(sums)  # ranks of the same replica have the same
         loss, units = (sums / dist.get_world_size()).tolist()
         return loss, weight.num_labels, round(units * self.booster.plugin.data_parallel_rank_and_size()[1])
@@ -149,9 +151,9 @@ class Training:
         begin = time.perf_counter()
         loss, _, units = self.run_batch(batch, self.optimizer)
         if not math.isfinite(loss):  # of all ranks, so that all of them stop
-            raise SystemExit(
-                f"The loss is {loss}. The model is as before this step, and not saved: lower --lr, or pass --precision "
-                "fp32, and go on from the last checkpoint with --resume."
+            raise NonFiniteError(
+                f"The loss is {loss}. The model is as before this step, and not saved: go on from the last checkpoint "
+                "with --resume and --precision fp32, or begin a run with a lower --lr and another --output."
             )
         self.optimizer.step()
         self.scheduler.step()
@@ -172,9 +174,13 @@ class Training:
         checkpoints, parts = options.output / "checkpoints", (self.model, self.optimizer, self.scheduler)
         saved = self.booster.latest_step(checkpoints)
         if saved is not None and _goes_on(options, saved):
+            check_settings(options)
             first = self.booster.load(checkpoints, *parts, dataloader=self.loader)
             show(f"goes on after step {first}")
+        save_settings(options)
         log = open_log(options.report_to, options.output, first, vars(options))
+        if options.compile:
+            show("compiling: the first step takes up to several minutes, and so may others with new lengths")
         with open_profiler(options.output / "profile", is_on=options.profile) as profiled:
             for step, batch in enumerate(islice(_repeat(self.loader), options.steps - first), start=first + 1):
                 values = self.step(batch)
@@ -186,7 +192,7 @@ class Training:
                     show(self._describe(step, values))
                 if options.save_every and step % options.save_every == 0:
                     self.booster.save(checkpoints, *parts, step=step, dataloader=self.loader)
-        show(f"peak memory of each rank: {', '.join(peak_memory())}")
+        show(peak_memory())
 
     def _describe(self, step: int, values: dict[str, float]) -> str:
         speed = values[f"{self.unit}_per_second"]
@@ -208,14 +214,14 @@ def _goes_on(options: argparse.Namespace, step: int) -> bool:
     if options.smoke and not options.resume and step <= options.steps:
         return False  # a trial is repeated
     if not options.resume:
-        raise SystemExit(
+        raise ConfigError(
             f"A run begins with an --output of its own. Found checkpoints of a run up to step {step} in "
             f"{options.output}. Pass --resume to go on with it, or another --output."
         )
     if step > options.steps:
-        raise SystemExit(
+        raise ConfigError(
             f"A run goes on to --steps of at least those that it has made. Found --steps {options.steps} and a "
-            f"checkpoint of step {step} in {options.output}. Pass more --steps, or another --output."
+            f"checkpoint of step {step} in {options.output}. Pass those that it began with, or another --output."
         )
     return True
 

@@ -8,6 +8,8 @@ from typing import Any, final
 import torch
 from torch.utils.data import Dataset
 
+from colossal.errors import ConfigError
+
 IGNORED = -100
 """A label that does not count."""
 
@@ -29,16 +31,15 @@ def read(path: Path, tokenizer: Any, length: int, *, pack: bool) -> list[Sample]
         The samples. Those whose labels are all cut off, as where the answer begins beyond `length`, have none to learn.
 
     Raises:
-        ValueError: A line is not as described above, or the chat template does not take it.
+        ConfigError: A line is not as described above, or the chat template does not take it.
     """
     samples = list[Sample]()
     for file in sorted(path.glob("*.jsonl")) if path.is_dir() else [path]:
         for where, row in _rows(file):
             try:
                 samples += _tokenize(row, tokenizer)
-            except Exception as error:
-                error.add_note(f"Found at {where}.")  # errors of a chat template do not say where
-                raise
+            except Exception as error:  # a chat template raises what it likes
+                raise ConfigError(f"{error}\nFound at {where}.") from error
     if pack:
         samples = list(_windows(samples, length))
     return [(ids[:length], labels[:length]) for ids, labels in samples]
@@ -58,14 +59,14 @@ def _rows(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
         try:
             row = json.loads(line)
         except ValueError as error:
-            raise ValueError(
+            raise ConfigError(
                 f"A JSONL file has a JSON object in each line, in UTF-8. Found {error} in {where}. Repair this line, "
                 "or convert the file: the README shows how for CSV, a JSON array and plain text."
             ) from None
         keys = row.keys() if isinstance(row, dict) else frozenset[str]()
         if not {"messages", "text"} & keys and not {"prompt", "completion"} <= keys:
             found = f"the keys {', '.join(keys)}" if isinstance(row, dict) else type(row).__name__
-            raise ValueError(
+            raise ConfigError(
                 f"A line has text; prompt and completion; or messages. Found {found} in {where}. Rename the keys, or "
                 "convert the file as the README shows."
             )
@@ -74,9 +75,9 @@ def _rows(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
             [row[each] for each in ("text", "prompt", "completion") if each in row],
         )
         if not isinstance(messages, list) or not all({"role", "content"} <= set(each) for each in messages):
-            raise ValueError(f"Each of the messages has role and content. Found others in {where}. Rename their keys.")
+            raise ConfigError(f"Each of the messages has role and content. Found others in {where}. Rename their keys.")
         if not all(isinstance(text, str) for text in texts):
-            raise ValueError(
+            raise ConfigError(
                 f"Text, prompt and completion are strings. Found {texts} in {where}. Leave the line out, or "
                 "write a string."
             )
@@ -102,7 +103,7 @@ def _tokenize_chat(messages: Sequence[Mapping[str, str]], tokenizer: Any) -> lis
     Such a conversation becomes several samples, which end with an answer as the model has to write it.
     """
     if not tokenizer.chat_template or not tokenizer.is_fast:
-        raise ValueError(
+        raise ConfigError(
             "Messages need a tokenizer of the library tokenizers with a chat template. Found "
             f"{type(tokenizer).__name__}{'' if tokenizer.chat_template else ' without a template'}. Set "
             "tokenizer.chat_template and save it by save_pretrained, or write prompt and completion instead."
@@ -116,7 +117,7 @@ def _tokenize_chat(messages: Sequence[Mapping[str, str]], tokenizer: Any) -> lis
             for count, is_prompt in ((number, True), (number + 1, False))
         )
         if not after.startswith(before):
-            raise ValueError(
+            raise ConfigError(
                 "The chat template must render an answer after the prompt that it asks for it by. Found another "
                 f"beginning at message {number + 1}. Write the answers as prompt and completion instead."
             )

@@ -5,6 +5,7 @@ torchrun --standalone --nproc_per_node=2 examples/finetune/train.py --smoke
 
 import argparse
 import sys
+import warnings
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -14,13 +15,14 @@ from torch import distributed as dist
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
-import colossal
 from colossal.booster import Booster
 from colossal.cluster import DistCoordinator
+from colossal.errors import ConfigError
 from colossal.lazy import LazyInitContext
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # it is started by -m, or by its path from anywhere
 
+from examples.common.program import run_program
 from examples.common.report import flops_per_token
 from examples.common.training import Training, make_booster, make_loaders
 from examples.finetune.data import Collator, Samples, num_labels, read
@@ -46,7 +48,7 @@ def _read_data(options: argparse.Namespace, booster: Booster, tokenizer: Any) ->
     found = read(options.data, tokenizer, options.length, pack=options.pack)
     samples = [(ids, labels) for ids, labels in found if num_labels(labels)]
     if not samples:
-        raise SystemExit(
+        raise ConfigError(
             f"A sample needs a label within --length {options.length}: text, a completion, or an assistant's answer. "
             f"Found none in {options.data}, which makes {len(found)} {'windows' if options.pack else 'samples'}. Pass "
             f"{'more data or another --length' if options.pack else 'a larger --length, or shorter prompts'}."
@@ -85,7 +87,7 @@ def _check_length(options: argparse.Namespace, length: int, multiple: int) -> No
     most = _num_positions(options)
     padded = length + -length % multiple
     if most is not None and padded > most:
-        raise SystemExit(
+        raise ConfigError(
             f"The model takes at most {most} tokens. Found samples of {padded} tokens, padded to a multiple of "
             f"{multiple}. Pass --length {most - most % multiple}."
         )
@@ -94,6 +96,7 @@ def _check_length(options: argparse.Namespace, length: int, multiple: int) -> No
 def _add_adapters(options: argparse.Namespace, booster: Booster, model: nn.Module) -> nn.Module:
     from peft import LoraConfig
 
+    warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated", FutureWarning)  # which peft reads
     torch.manual_seed(options.seed)
     config = LoraConfig(r=options.lora, lora_alpha=2 * options.lora, target_modules="all-linear", task_type="CAUSAL_LM")
     return booster.enable_lora(model, lora_config=config)
@@ -128,9 +131,7 @@ def run(options: argparse.Namespace) -> None:
 
 def main() -> None:
     """Train as the command line says."""
-    options = parse()
-    colossal.launch_from_torch(verbose=False)
-    run(options)
+    run_program(parse, run)
 
 
 if __name__ == "__main__":

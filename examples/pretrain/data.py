@@ -9,6 +9,8 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset, Subset
 
+from colossal.errors import ConfigError
+
 IGNORED = -100
 """A label that does not count."""
 PREDICTED = 0.15
@@ -58,7 +60,7 @@ class MaskedWindows(Dataset[Sample]):
         self._windows: Any = windows
         self._info, self._seed, self._epoch = info, seed, 0
         if info["mask_token"] is None:
-            raise SystemExit(
+            raise ConfigError(
                 "BERT needs a tokenizer with a mask token. Found none in tokens.json. Prepare the data anew."
             )
 

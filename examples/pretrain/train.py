@@ -12,12 +12,13 @@ from typing import Any
 import torch
 from transformers import AutoTokenizer
 
-import colossal
 from colossal.lazy import LazyInitContext
+from colossal.shardformer import ShardConfig, ShardFormer
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # it is started by -m, or by its path from anywhere
 
 from examples.common.options import check, make_parser
+from examples.common.program import run_program
 from examples.common.report import flops_per_token
 from examples.common.training import Training, decay_groups, make_booster, make_loaders
 from examples.pretrain.data import Images, MaskedWindows, Windows, split
@@ -76,6 +77,8 @@ def make_training(options: argparse.Namespace) -> Training:
     torch.manual_seed(options.seed)
     with LazyInitContext():  # each rank allocates its shard when the model is boosted
         model: Any = make_model(options.family, options.size, options.dropout, **inputs)
+    if options.family == "mixtral" and options.plugin != "hybrid":
+        model, _ = ShardFormer(ShardConfig()).optimize(model)  # balances experts over all ranks, as hybrid does
     groups = decay_groups(model, options.weight_decay)
     optimizer = torch.optim.AdamW(groups, lr=options.lr, betas=(0.9, 0.95))
     num_patches = 0 if is_text else (model.config.image_size // model.config.patch_size) ** 2 + 1
@@ -128,9 +131,7 @@ def run(options: argparse.Namespace) -> None:
 
 def main() -> None:
     """Train as the command line says."""
-    options = parse()
-    colossal.launch_from_torch(verbose=False)
-    run(options)
+    run_program(parse, run)
 
 
 if __name__ == "__main__":

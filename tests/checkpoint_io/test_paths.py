@@ -1,5 +1,6 @@
 """A checkpoint lies where its path points when it is saved: at home, and in the working directory of that moment."""
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -7,6 +8,7 @@ import torch
 from torch import nn
 
 from colossal.booster import Booster
+from colossal.errors import CheckpointError
 
 
 @pytest.fixture
@@ -55,3 +57,16 @@ def test_a_save_in_the_background_ends_where_it_began(places: Path, monkeypatch:
     assert [path.name for path in (places / "first/run").iterdir()] == ["step-00000001"]
     monkeypatch.chdir(places / "first")
     assert booster.load("run", model, optimizer) == 1  # type: ignore[arg-type]
+
+
+def test_a_damaged_checkpoint_names_an_earlier_one_which_is_loaded_once_it_is_deleted(places: Path) -> None:
+    booster, model, optimizer = boosted()
+    for step in (3, 6):
+        booster.save("run", model, optimizer, step=step)  # type: ignore[arg-type]
+    damaged = places / "first/run/step-00000006"
+    for file in damaged.rglob("*.safetensors"):
+        file.write_bytes(b"damaged")
+    with pytest.raises(CheckpointError, match=r"pass step=3 to load it, or delete run/step-00000006\.$"):
+        booster.load("run", model, optimizer)  # type: ignore[arg-type]
+    shutil.rmtree(damaged)
+    assert booster.load("run", model, optimizer) == 3  # type: ignore[arg-type]

@@ -20,6 +20,7 @@ from torch.distributed import run as torchrun
 from transformers import PreTrainedTokenizerFast
 
 from colossal._src.testing.limits import scaled
+from colossal.errors import ConfigError, NonFiniteError, ShapeError
 from colossal.testing import run_processes, run_threads
 
 ROOT = Path(__file__).parents[2]
@@ -236,9 +237,7 @@ def test_answers_are_learned_where_tokens_cross_them_and_templates_forget(
         read(path, tokenizer, 99, pack=False)
 
 
-def test_what_the_program_cannot_use_is_said_before_it_begins(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_the_program_cannot_use_is_said_before_it_begins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     options = part_of_the_program("finetune.options")
     data = tmp_path / "data.jsonl"
     data.touch()
@@ -255,36 +254,102 @@ def test_what_the_program_cannot_use_is_said_before_it_begins(
         (["--model", str(complete), "--data", str(model)], "neither a file nor a directory of .jsonl files"),
         (["--smoke", "--report-to", "wandb"], "pip install wandb"),
     ):
-        with pytest.raises(SystemExit):
+        with pytest.raises(part_of_the_program("common.program").OptionError, match=message):
             options.parse(words)
-        assert message in capsys.readouterr().err
     (tmp_path / "config.json").write_text('{"model_type": "gpt2", "n_positions": 100}', encoding="utf-8")
     train = part_of_the_program("finetune.train")
     check_length = train._check_length
     assert [train._default_length(SimpleNamespace(model=tmp_path, sp=sp)) for sp in (1, 5)] == [96, 80]
     check_length(SimpleNamespace(model=tmp_path), 96, 8)
-    with pytest.raises(SystemExit, match=r"at most 100 tokens\. Found samples of 104 tokens.*--length 96"):
+    with pytest.raises(ConfigError, match=r"at most 100 tokens\. Found samples of 104 tokens.*--length 96"):
         check_length(SimpleNamespace(model=tmp_path), 97, 8)
 
 
 def test_two_runs_are_not_mixed_in_one_folder() -> None:
     goes_on = part_of_the_program("common.training")._goes_on
     options = {"output": Path("run"), "steps": 16, "resume": False, "smoke": False}
-    with pytest.raises(SystemExit, match=r"up to step 8 in run\. Pass --resume to go on with it"):
+    with pytest.raises(ConfigError, match=r"up to step 8 in run\. Pass --resume to go on with it"):
         goes_on(SimpleNamespace(**options), 8)
     assert not goes_on(SimpleNamespace(**options | {"smoke": True}), 16)
-    with pytest.raises(SystemExit, match=r"up to step 17 in run"):
+    with pytest.raises(ConfigError, match=r"up to step 17 in run"):
         goes_on(SimpleNamespace(**options | {"smoke": True}), 17)
     assert goes_on(SimpleNamespace(**options | {"resume": True}), 16)
-    with pytest.raises(SystemExit, match=r"Found --steps 16 and a checkpoint of step 20"):
+    with pytest.raises(ConfigError, match=r"Found --steps 16 and a checkpoint of step 20"):
         goes_on(SimpleNamespace(**options | {"resume": True}), 20)
+
+
+def raise_in_a_function(error: BaseException) -> None:
+    raise error
+
+
+def test_errors_of_use_are_one_sentence_and_an_interrupt_says_how_to_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    program = part_of_the_program("common.program")
+    monkeypatch.setattr("colossal.launch_from_torch", lambda **_options: None)
+    monkeypatch.setattr("signal.signal", lambda *_: None)
+    file, checkpoints = tmp_path / "error.json", tmp_path / "checkpoints"
+    monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(file))
+
+    def end_by(error: BaseException, rank: str = "0") -> tuple[object, str]:
+        monkeypatch.setenv("LOCAL_RANK", rank)
+        with pytest.raises(SystemExit) as ended:
+            program.run_program(lambda: SimpleNamespace(output=tmp_path), lambda _: raise_in_a_function(error))
+        return ended.value.code, capsys.readouterr().err
+
+    parser = part_of_the_program("common.options").make_parser("")
+    with pytest.raises(SystemExit, match="2"):
+        program.run_program(lambda: parser.parse_args(["--plugin", "none"]), print)
+    error, usage = capsys.readouterr().err, json.loads(file.read_text())["message"]["message"]
+    assert error.count("\n") == 1
+    assert usage.endswith(error.strip())
+    assert end_by(ConfigError("Pass less.")) == (1, "Pass less.\n")
+    assert end_by(ConfigError("Pass less."), rank="1") == (1, "")
+    written = json.loads(file.read_text())["message"]
+    assert "Traceback" not in written["extraInfo"]["py_callstack"]
+    assert written["message"] == "ConfigError: Pass less."
+    assert end_by(KeyboardInterrupt()) == (
+        130,
+        "Stopped. No checkpoint was saved: the run begins anew. --save-every saves some.\n",
+    )
+    monkeypatch.setattr(
+        "colossal.booster.Booster.latest_step", lambda _self, folder: 4 if folder == checkpoints else None
+    )
+    assert end_by(KeyboardInterrupt()) == (130, "Stopped. To go on after step 4, run the same command with --resume.\n")
+    with pytest.raises(ShapeError):  # which no option causes
+        program.run_program(SimpleNamespace, lambda _: raise_in_a_function(ShapeError("Found 3.")))
+
+
+def test_a_run_goes_on_with_the_settings_that_it_began_with(tmp_path: Path) -> None:
+    settings = part_of_the_program("common.settings")
+    options = {"output": tmp_path, "steps": 16, "lr": 1e-3, "eval_every": 4, "pack": False, "plugin": "ddp"}
+
+    def resume(**changed: Any) -> None:
+        settings.check_settings(SimpleNamespace(**options | changed))
+
+    def begin_and_resume() -> None:
+        resume(lr=1.0)  # a run of before there was such a file
+        settings.save_settings(SimpleNamespace(**options))
+        resume(plugin="zero2", eval_every=8)
+        with pytest.raises(ConfigError, match=r"Found --lr 0.1 instead of 0.001, --eval-every False instead of True"):
+            resume(lr=0.1, eval_every=0)
+
+    run_threads(begin_and_resume, 1)
+
+
+def test_a_batch_that_does_not_divide_is_refused_by_the_names_of_the_options() -> None:
+    make_loaders = part_of_the_program("common.training").make_loaders
+    plugin = SimpleNamespace(data_parallel_rank_and_size=lambda: (0, 2))
+    options = {"pp": 2, "num_microbatches": 0, "accumulate": 3, "batch_size": 12}
+    with pytest.raises(ConfigError, match=r"2 replicas times --accumulate 3 times 4 micro-batches.*Found 12\."):
+        make_loaders(SimpleNamespace(**options), SimpleNamespace(plugin=plugin), [], [], num_samples=99)
 
 
 def test_a_loss_that_is_not_finite_ends_the_run_before_the_step() -> None:
     training: Any = object.__new__(part_of_the_program("common.training").Training)
     training.optimizer = None  # which makes no step
     training.run_batch = lambda _batch, _optimizer: (float("nan"), 8, 8)
-    with pytest.raises(SystemExit, match=r"The loss is nan.*lower --lr"):
+    with pytest.raises(NonFiniteError, match=r"The loss is nan.*lower --lr"):
         training.step({})
 
 

@@ -91,6 +91,16 @@ def test_one_node_has_the_terminal_to_itself_and_its_exit_code_is_passed_on(star
     assert "colossal run:" not in errors
 
 
+def test_one_node_ends_with_the_error_of_the_rank_that_failed(start, program) -> None:
+    path = program("import colossal\ncolossal.launch_from_torch(verbose=False)\nraise ValueError('Found\\nmore.')\n")
+    process = start("--nproc-per-node", "2", str(path))
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert errors.endswith("colossal run: ValueError: Found\nmore.\n")
+    assert errors.index("ChildFailedError") < errors.index("colossal run:")
+    assert "]: ValueError: Found" in errors  # with its traceback, where it was raised
+
+
 def wait_for(process: "subprocess.Popen[str]", line: str) -> None:
     alarm = threading.Timer(60, process.kill)
     alarm.start()

@@ -299,7 +299,7 @@ class CheckpointMixin:
 
 @cache
 def _say_where_adapters_are() -> None:
-    get_dist_logger().warning(
+    get_dist_logger().info(
         "save_model writes the base model of a model with adapters into the directory, which from_pretrained loads "
         "without them, and the adapters into its folder adapter: PeftModel.from_pretrained(base, "
         'f"{directory}/adapter"). For the adapters alone call booster.save_lora_as_pretrained(model, directory); for '

@@ -108,7 +108,8 @@ class CheckpointManager:
             earlier = [each for each in there if each < chosen]
             if not earlier:
                 raise
-            raise CheckpointError(f"{error} An earlier state is there: pass step={earlier[-1]} to load it.") from error
+            advice = f"An earlier state is there: pass step={earlier[-1]} to load it, or delete"
+            raise CheckpointError(f"{error} {advice} {_path(self._root, chosen)}.") from error
 
     @property
     def latest(self) -> int | None:

@@ -284,8 +284,10 @@ def _join(member: ProcessSpec | None, options: _Options) -> ParallelMesh:
             f"A process joins one job. Found that it is rank {dist.get_rank()} of {dist.get_world_size()} already. "
             "Launch once, or call torch.distributed.destroy_process_group() in between."
         )
+    from colossal._src._error_file import report_uncaught_errors
     from colossal._src.cluster.link_cost import link_cost_from_environment
 
+    report_uncaught_errors()
     seconds, link_cost = _check_timeout(options.timeout_seconds), link_cost_from_environment()
     config = None if options.config is None else read_config(options.config)
     sizes = {} if config is None else mesh_options(config, 1 if member is None else member.world_size)

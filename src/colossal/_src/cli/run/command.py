@@ -3,14 +3,16 @@
 import os
 import shlex
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, final
 
 import click
 
+from colossal._src._error_file import ERROR_FILE, read_error_file
 from colossal._src.cli.run.connection import LocalConnection, NodeConnection, SSHSession
 from colossal._src.cli.run.hosts import Host, parse_hosts, read_hostfile, select
 from colossal._src.cli.run.job import (
@@ -155,12 +157,14 @@ def _run(options: Options) -> int:
         ]
         connect_nodes(nodes)
         launcher = Launcher(nodes, Printer([host.name for host in hosts]))
-        details = _details(job, streams)
-        code = launcher.run(lambda node: node.order(commands[node.number], details))
+        with _error_file(is_local=is_local) as variables:
+            details = _details(job, streams, variables)
+            code = launcher.run(lambda node: node.order(commands[node.number], details))
+            message = read_error_file(Path(variables.get(ERROR_FILE, os.devnull)))
     if not is_local or launcher.interrupted or any(end.left or end.ending is Ending.LOST for end in launcher.ends):
         _print_error(report(launcher.ends, launcher.interrupted))
-    elif code and _has_accelerator():
-        _print_error(HINT)
+    elif code and (message or _has_accelerator()):
+        _print_error(message or HINT)
     return code
 
 
@@ -174,11 +178,24 @@ def _has_accelerator() -> bool:
         return False
 
 
-def _details(job: Job, streams: Sequence[int]) -> dict[str, Any]:
+@contextmanager
+def _error_file(*, is_local: bool) -> Iterator[dict[str, str]]:
+    """Where torchrun copies the error of the rank that failed first, as its own report is long.
+
+    Several nodes print through this process, which reads what they say; what starts this one may want the file itself.
+    """
+    if not is_local or os.environ.get(ERROR_FILE):
+        yield {}
+        return
+    with TemporaryDirectory() as folder:
+        yield {ERROR_FILE: str(Path(folder, "error.json"))}
+
+
+def _details(job: Job, streams: Sequence[int], variables: Mapping[str, str]) -> dict[str, Any]:
     return {
         "folder": job.folder,
         "program": program_file(job),
-        "environment": dict(job.environment),
+        "environment": {**job.environment, **variables},
         "path": python_folder(job.python),
         "streams": list(streams),
     }
