@@ -184,6 +184,13 @@ def centralize_in_hooks(loop: Loop) -> Values:
     return loop.values(model)
 
 
+def load_another_algorithm(loop: Loop) -> Values:
+    model, optimizer = loop.start()
+    optimizer.load_state_dict(torch.optim.AdamW(net("").parameters()).state_dict())
+    loop.train(model, optimizer, BATCHES[0])
+    return loop.values(model)
+
+
 def step_two_optimizers(loop: Loop) -> Values:
     """Weights and biases have optimizers of their own, of which one is boosted."""
     model = net("")
@@ -243,6 +250,7 @@ REFUSED: Refused = {
     read_written: {"FSDP": "", "Gemini": "Between passes"},
     look_ahead: {},
     load_and_write: {},
+    load_another_algorithm: dict.fromkeys(PLUGINS, "betas, where SGD has .* Build the optimizer that was saved"),
     step_two_optimizers: dict.fromkeys(OTHERS, "Join the optimizers before boost"),
     centralize: dict.fromkeys(SHARDED, "no rows and columns"),
     centralize_by_gradient: dict.fromkeys(SHARDED, "no rows and columns"),

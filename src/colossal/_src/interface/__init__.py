@@ -52,6 +52,7 @@ if TYPE_CHECKING:
         check_unwritten_weights,
     )
     from colossal._src.interface.keywords import Clipping, Keywords, check_known, keywords_for, refuse_unsupported
+    from colossal._src.interface.loaded_states import another_algorithm, check_algorithm
     from colossal._src.interface.param_groups import has_uniform_state, rebind_param_groups, uniform_state_like
     from colossal._src.interface.pretrained import get_pretrained_path, set_pretrained_path
     from colossal._src.interface.token_weighting import TokenWeighting
@@ -60,6 +61,8 @@ _MODULE_OF = {
     "Clipping": "colossal._src.interface.keywords",
     "Keywords": "colossal._src.interface.keywords",
     "TokenWeighting": "colossal._src.interface.token_weighting",
+    "another_algorithm": "colossal._src.interface.loaded_states",
+    "check_algorithm": "colossal._src.interface.loaded_states",
     "check_dense_gradients": "colossal._src.interface.gradient_checks",
     "check_equal_rounding": "colossal._src.interface.gradient_checks",
     "check_equal_writes": "colossal._src.interface.gradient_checks",
@@ -98,6 +101,8 @@ __all__ = [
     "TokenWeighting",
     "WorkingParameter",
     "active_adapter",
+    "another_algorithm",
+    "check_algorithm",
     "check_dense_gradients",
     "check_equal_rounding",
     "check_equal_writes",
