@@ -14,6 +14,7 @@ from colossal.booster import Booster
 from colossal.booster.plugin import GeminiPlugin, HybridParallelPlugin, LowLevelZeroPlugin
 from colossal.errors import ConfigError
 from colossal.testing import run_processes
+from colossal.zero import zero_model_wrapper, zero_optim_wrapper
 
 
 def reduce_rate_by_own_loss(loop: Loop) -> Values:
@@ -311,3 +312,38 @@ def test_written_master_weights_are_rounded_into_the_model() -> None:
         for name, (outputs, message) in results.items():
             assert outputs == [3.5] * 8, name
             assert "both were written" in message, name
+
+
+def decay_without_booster() -> dict[str, list[torch.Tensor]]:
+    """Halve what the optimizer holds after a step of zeros, and read it by a pass and by a state dict."""
+    results = {}
+    for stage, precision in ((1, torch.float64), (2, torch.bfloat16), (3, torch.float64)):
+        plain = net("").to(precision)
+        chunks = {"mixed_precision": None} if stage > 2 else None
+        model: Any = zero_model_wrapper(plain, zero_stage=stage, gemini_config=chunks)
+        optimizer = zero_optim_wrapper(model, torch.optim.SGD(model.parameters(), lr=0.0))
+        optimizer.backward(model(BATCHES[0].to(precision)).square().mean())
+        optimizer.step()
+        optimizer.zero_grad()
+        read = partial(model.state_dict, only_rank_0=False) if stage > 2 else model.state_dict
+        first = {name: each.clone() for name, each in read().items()}
+        for parameter in _held(optimizer):
+            parameter.data.mul_(0.5)
+        outputs = model(BATCHES[0].to(precision)).detach()
+        for parameter in _held(optimizer):
+            parameter.data.mul_(0.5)
+        state = read()
+        half = net("").to(precision)
+        half.load_state_dict({name: each * 0.5 for name, each in first.items()})
+        wanted = half(BATCHES[0].to(precision)).detach()
+        results[f"stage {stage}"] = [outputs, wanted, *(t for name in first for t in (state[name], first[name] * 0.25))]
+    return results
+
+
+def test_written_shards_count_without_a_booster() -> None:
+    for results in run_processes(decay_without_booster, 2):
+        for stage, tensors in results.items():
+            for found, wanted in zip(tensors[::2], tensors[1::2], strict=True):
+                torch.testing.assert_close(
+                    found, wanted, rtol=1e-12, atol=0, msg=lambda text, at=stage: f"{at}: {text}"
+                )
