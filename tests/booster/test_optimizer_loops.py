@@ -174,6 +174,75 @@ def measure_by_hand(loop: Loop) -> Values:
     return {"norm": torch.as_tensor([float(each) for each in norms], dtype=torch.float64).norm()}
 
 
+def measure_by_squares(loop: Loop) -> Values:
+    model, optimizer = loop.start()
+    loop.backward(model(loop.own(BATCHES[0])).square().mean(), optimizer)
+    loop.unscale(optimizer)
+    return {"squares": sum((each.grad.data.pow(2).sum() for each in _held(optimizer)), torch.zeros(()))}
+
+
+def measure_values(loop: Loop) -> Values:
+    """The norm of each parameter, also of those with one dimension."""
+    _, optimizer = loop.start()
+    norms = [torch.linalg.vector_norm(each.detach()) for each in _held(optimizer) if len(each.shape) == 1]
+    return {"norms": torch.stack([torch.as_tensor(float(each)) for each in norms])}
+
+
+def mask_gradients(loop: Loop) -> Values:
+    """Some elements of each parameter keep their values."""
+    own = net("")
+    masks = [torch.arange(each.numel()).view(each.shape) % 2 for each in own.parameters()]
+    model, optimizer = loop.boost(own, torch.optim.SGD(own.parameters(), lr=0.3))
+    loop.backward(model(loop.own(BATCHES[0])).square().mean(), optimizer)
+    loop.unscale(optimizer)
+    for parameter, mask in zip(_held(optimizer), masks, strict=True):
+        parameter.grad.mul_(mask)
+    optimizer.step()
+    return loop.values(model)
+
+
+def mask_in_hooks(loop: Loop) -> Values:
+    """What the refusal of it recommends."""
+    own = net("")
+    masks = [torch.arange(each.numel()).view(each.shape) % 2 for each in own.parameters()]
+    model, optimizer = loop.boost(own, torch.optim.SGD(own.parameters(), lr=0.3))
+    for parameter, mask in zip(loop.original(model).parameters(), masks, strict=True):
+        parameter.register_hook(lambda grad, mask=mask: grad * mask)
+    for batch in BATCHES:
+        loop.train(model, optimizer, batch)
+    return loop.values(model)
+
+
+def measure_full_gradients(loop: Loop) -> Values:
+    """Norms of rows, of full gradients and values, which shards and DTensors give by one name."""
+    model, optimizer = loop.start()
+    loop.backward(model(loop.own(BATCHES[0])).square().mean(), optimizer)
+    loop.unscale(optimizer)
+    results = {}
+    for number, parameter in enumerate(_held(optimizer)):
+        held: dict[str, Any] = {"gradient": parameter.grad, "values": parameter.data}
+        for what, values in held.items():
+            full = values.full_tensor() if hasattr(values, "full_tensor") else values
+            results[f"{what} {number}"] = full.norm(dim=-1)
+    return results
+
+
+def replace_gradients(loop: Loop) -> Values:
+    model, optimizer = loop.start()
+    for batch in BATCHES:
+        loop.backward(model(loop.own(batch)).square().mean(), optimizer)
+        loop.unscale(optimizer)
+        for parameter in _held(optimizer):
+            parameter.grad.data = parameter.grad.data.square() + 0.1
+            parameter.grad = parameter.grad.abs()
+        optimizer.clip_grad_by_norm(0.1) if loop.booster is not None else torch.nn.utils.clip_grad_norm_(
+            model.parameters(), 0.1
+        )
+        optimizer.step()
+        optimizer.zero_grad()
+    return loop.values(model)
+
+
 def centralize_in_hooks(loop: Loop) -> Values:
     """What the refusals of the others recommend."""
     model, optimizer = loop.start()
@@ -257,6 +326,12 @@ REFUSED: Refused = {
     centralize_by_gradient: dict.fromkeys(SHARDED, "no rows and columns"),
     centralize_in_hooks: {"FSDP": ""},
     measure_by_hand: dict.fromkeys(SHARDED, "optimizer.get_grad_norm"),
+    measure_by_squares: dict.fromkeys(SHARDED, "Found sum of one.*full_tensor") | {"FSDP": ""},
+    measure_values: dict.fromkeys(SHARDED, "Found vector_norm of one"),
+    mask_gradients: dict.fromkeys(SHARDED, "another shape.* of masked ones") | {"FSDP": ""},
+    mask_in_hooks: {"FSDP": ""},
+    measure_full_gradients: {},
+    replace_gradients: {"FSDP": ""},
     step_in_hooks: dict.fromkeys(OTHERS, ""),
     clip_in_hooks: dict.fromkeys(OTHERS, ""),
     discard_on_one_rank: {
