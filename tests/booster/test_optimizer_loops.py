@@ -261,6 +261,19 @@ def load_another_algorithm(loop: Loop) -> Values:
     return loop.values(model)
 
 
+def append_group(loop: Loop) -> Values:
+    """Add a group past the method of the optimizer."""
+    own = net("")
+    model, optimizer = loop.boost(own, torch.optim.SGD(list(own.parameters())[:2], lr=0.3))
+    loop.train(model, optimizer, BATCHES[0])
+    model.zero_grad()
+    optimizer.param_groups.append({**optimizer.param_groups[0], "params": list(loop.original(model).parameters())[2:]})
+    for batch in BATCHES[1:]:
+        loop.train(model, optimizer, batch)
+        model.zero_grad()
+    return loop.values(model)
+
+
 def step_two_optimizers(loop: Loop) -> Values:
     """Weights and biases have optimizers of their own, of which one is boosted."""
     model = net("")
@@ -321,6 +334,7 @@ REFUSED: Refused = {
     look_ahead: {},
     load_and_write: {},
     load_another_algorithm: dict.fromkeys(PLUGINS, "betas, where SGD has .* Build the optimizer that was saved"),
+    append_group: dict.fromkeys(SHARDED, "Call optimizer.add_param_group"),
     step_two_optimizers: dict.fromkeys(OTHERS, "Join the optimizers before boost"),
     centralize: dict.fromkeys(SHARDED, "no rows and columns"),
     centralize_by_gradient: dict.fromkeys(SHARDED, "no rows and columns"),
