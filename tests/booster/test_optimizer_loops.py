@@ -261,6 +261,44 @@ def load_another_algorithm(loop: Loop) -> Values:
     return loop.values(model)
 
 
+def read_unreduced(loop: Loop) -> Values:
+    """Gradients of a pass in no_sync, which under FSDP2 are not in the parameters."""
+    model, optimizer = loop.start()
+    with loop.no_sync(model):
+        loop.backward(model(loop.own(BATCHES[0])).square().mean(), optimizer)
+    for parameter in model.parameters():
+        parameter.grad.mul_(0.5)
+    loop.backward(model(loop.own(BATCHES[1])).square().mean(), optimizer)
+    optimizer.step()
+    return loop.values(model)
+
+
+def read_reduced(loop: Loop) -> Values:
+    """What the refusal of it recommends; some parameters have no gradient; then discarded ones."""
+    model, optimizer = loop.start()
+    next(iter(loop.original(model).parameters())).requires_grad_(False)
+    counts = []
+    for batch in BATCHES:
+        with loop.no_sync(model):
+            loop.backward(model(loop.own(batch)).square().mean(), optimizer)
+        loop.backward(model(loop.own(batch)).square().mean(), optimizer)
+        counts.append(sum(parameter.grad is not None for parameter in model.parameters()))
+        optimizer.step()
+        optimizer.zero_grad()
+    with loop.no_sync(model):
+        loop.backward(model(loop.own(batch)).square().mean(), optimizer)
+    optimizer.zero_grad()
+    counts.append(sum(parameter.grad is not None for parameter in model.parameters()))
+    return {"counts": torch.as_tensor(counts), **loop.values(model)}
+
+
+def differentiate_twice(loop: Loop) -> Values:
+    """A Hessian of inputs, by torch.autograd.functional."""
+    model, _ = loop.start()
+    hessian: Any = torch.autograd.functional.hessian(lambda each: model(each).square().mean(), BATCHES[0][:2])
+    return {"hessian": hessian}
+
+
 def append_group(loop: Loop) -> Values:
     """Add a group past the method of the optimizer."""
     own = net("")
@@ -334,6 +372,9 @@ REFUSED: Refused = {
     look_ahead: {},
     load_and_write: {},
     load_another_algorithm: dict.fromkeys(PLUGINS, "betas, where SGD has .* Build the optimizer that was saved"),
+    read_unreduced: dict.fromkeys(SHARDED, "") | {"FSDP": "outside of no_sync"},
+    read_reduced: dict.fromkeys(SHARDED, ""),
+    differentiate_twice: {"FSDP": "or a Hessian.* Use TorchDDPPlugin"},
     append_group: dict.fromkeys(SHARDED, "Call optimizer.add_param_group"),
     step_two_optimizers: dict.fromkeys(OTHERS, "Join the optimizers before boost"),
     centralize: dict.fromkeys(SHARDED, "no rows and columns"),

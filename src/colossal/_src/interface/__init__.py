@@ -20,6 +20,7 @@ from colossal._src.interface.boost_types import (
     reduce_in_each_pass,
 )
 from colossal._src.interface.copies import copy_module, copy_refusal, refuse_copy
+from colossal._src.interface.flat_values import is_program
 from colossal._src.interface.full_spec import FullModelSpec, FullOptimizerSpec, Peers, full_spec_of
 from colossal._src.interface.guarded_params import (
     ClippedByOptimizer,
@@ -121,6 +122,7 @@ __all__ = [
     "has_master_weight",
     "has_uniform_state",
     "is_peft_model",
+    "is_program",
     "keywords_for",
     "lift_guards",
     "lift_refusals",

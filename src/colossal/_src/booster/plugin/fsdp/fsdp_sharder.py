@@ -112,6 +112,9 @@ class FSDPSharder:
     @contextmanager
     def no_sync(self) -> Iterator[None]:
         """Accumulate full gradients on each rank instead of reducing them to their shards."""
+        from colossal._src.booster.plugin.fsdp.fsdp_parameter import watch_unreduced
+
+        watch_unreduced(fsdp_params(self._modules))
         before = self._scalar_grad_averager.enabled
         self._reduce(False)
         try:
@@ -133,12 +136,15 @@ class FSDPSharder:
 
     def discard(self) -> None:
         """Discard the gradients that `no_sync` accumulated, and those of a pass that an exception ended."""
+        from colossal._src.booster.plugin.fsdp.fsdp_parameter import guard_shards
+
         self._scalar_grad_averager.is_accumulating = False
         was_unfinished = self._passes is not None and self._passes.reset()
         if was_unfinished or self._has_unreduced_grads:
             for parameter in self._params_with_unsharded_grad():
                 parameter.unsharded_accumulated_grad = None
                 parameter.unsharded_param.grad = None
+            guard_shards(self._sharded)
             self._keep_unreduced(False)
 
     def _sync_initial_values(self, model: nn.Module, optimizer: Optimizer | None) -> None:
@@ -248,10 +254,9 @@ class FSDPSharder:
 
     def _params_with_unsharded_grad(self) -> Iterator[Any]:
         """Find what torch holds for a parameter whose gradient is not reduced yet."""
-        for held in fsdp_params(self._modules):
-            gathered = getattr(held, "_unsharded_param", None)
-            if gathered is not None and (gathered.grad is not None or held.unsharded_accumulated_grad is not None):
-                yield held
+        from colossal._src.booster.plugin.fsdp.fsdp_parameter import is_unreduced
+
+        return filter(is_unreduced, fsdp_params(self._modules))
 
 
 @final
