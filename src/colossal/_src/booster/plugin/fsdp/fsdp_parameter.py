@@ -1,3 +1,4 @@
+# pyright: reportIncompatibleVariableOverride=false
 """What a program does with the shards of FSDP2 between passes: as with full parameters, or refused with what to do."""
 
 import sys
