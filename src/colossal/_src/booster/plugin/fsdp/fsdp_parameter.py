@@ -5,6 +5,7 @@ import sys
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, final
+from weakref import ref
 
 import torch
 from torch import nn
@@ -178,7 +179,7 @@ def _shard_like(value: torch.Tensor, sharded: DTensor, source: int | None = None
     return distribute_tensor(there, sharded.device_mesh, sharded.placements, src_data_rank=source).to(sharded.device)
 
 
-# what torch holds for each parameter of a model that has been in no_sync
+# weakly, as that holds the parameter
 _HELD = WeakIdKeyDictionary()
 
 
@@ -192,7 +193,8 @@ class UnreducedShard(GuardedShard):
     def grad(self) -> torch.Tensor | None:
         """The gradient, unless a program asks for one that is not reduced yet."""
         grad = grad_of(self)
-        if grad is None and is_program(sys._getframe(1)) and is_unreduced(_HELD[self]):  # noqa: SLF001 (the only way to find the caller)
+        caller = sys._getframe(1)  # noqa: SLF001 (the only way to find the caller)
+        if grad is None and self in _HELD and is_program(caller) and is_unreduced(_HELD[self]()):
             raise ConfigError(
                 "Inside of no_sync, FSDP2 keeps full gradients of each rank apart from the parameters, which are "
                 f"shards. Found a read of .grad of one of shape {tuple(self.shape)} before they are reduced, which is "
@@ -215,12 +217,18 @@ def is_unreduced(held: Any) -> bool:
     return gathered is not None and (gathered.grad is not None or held.unsharded_accumulated_grad is not None)
 
 
-def watch_unreduced(held: Iterable[Any]) -> None:
-    """Let parameters say that their gradients are not reduced, until the next step, or until they are discarded."""
+def remember_held(held: Iterable[Any]) -> None:
+    """Remember what torch holds for each parameter, once: passes in `no_sync` then take no more time for it."""
     for each in held:
-        if type(each.sharded_param) is GuardedShard:
-            each.sharded_param.__class__ = UnreducedShard
-            _HELD[each.sharded_param] = each
+        _HELD[each.sharded_param] = ref(each)
+
+
+def watch_unreduced(parameters: Iterable[nn.Parameter]) -> None:
+    """Let parameters say that their gradients are not reduced."""
+    sharded: Any
+    for sharded in parameters:
+        if type(sharded) is GuardedShard:
+            sharded.__class__ = UnreducedShard
 
 
 def guard_shards(parameters: Iterable[nn.Parameter], *_step: object) -> None:

@@ -41,6 +41,7 @@ class PassChecks:
         self._agreed: list[str] | None = None
         self._used: list[str] | None = None
         self._named: list[tuple[str, nn.Parameter]] = []
+        self.lift_watch: Callable[[], None] | None = None  # after `no_sync`, of parameters without reduced gradients
         self.keeps_gradients = False  # whether `no_sync` left some that are not reduced
         model.register_forward_pre_hook(self._begin, prepend=True, with_kwargs=True)
         for unit in units:
@@ -71,6 +72,9 @@ class PassChecks:
         self._order = []
         if torch.is_grad_enabled():
             self._watch_inputs([*args, *kwargs.values()])
+            if self.lift_watch is not None:
+                self.lift_watch()
+                self.lift_watch = None
         if self._is_unfinished():
             if self._fails_in_backward() or self.keeps_gradients:
                 raise ConfigError(
