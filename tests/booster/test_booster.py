@@ -109,6 +109,14 @@ def test_parts_that_do_not_belong_together_are_refused() -> None:
         booster.backward(torch.ones(()), optimizer)
 
 
+def test_modules_that_no_plugin_can_look_into_are_refused() -> None:
+    booster = Booster(device="cpu")
+    with pytest.raises(ConfigError, match="Found 1.weight, of a lazy module.* Run a forward pass of the model before"):
+        booster.boost(nn.Sequential(nn.Linear(2, 2), nn.LazyLinear(3)))
+    with pytest.raises(UnsupportedError, match="Boost the model that was scripted or traced"):
+        booster.boost(torch.jit.ScriptModule())
+
+
 def test_a_loader_without_batches() -> None:
     booster, (model, optimizer) = Booster(device="cpu"), parts()
     model, optimizer, *_ = booster.boost(model, optimizer)

@@ -15,6 +15,7 @@ from colossal.booster import Booster
 from colossal.booster.plugin import GeminiPlugin, HybridParallelPlugin, LowLevelZeroPlugin
 from colossal.errors import ConfigError
 from colossal.testing import run_processes
+from colossal.zero import zero_model_wrapper, zero_optim_wrapper
 
 
 def reduce_rate_by_own_loss(loop: Loop) -> Values:
@@ -186,6 +187,75 @@ def measure_by_hand(loop: Loop) -> Values:
     return {"norm": torch.as_tensor([float(each) for each in norms], dtype=torch.float64).norm()}
 
 
+def measure_by_squares(loop: Loop) -> Values:
+    model, optimizer = loop.start()
+    loop.backward(model(loop.own(BATCHES[0])).square().mean(), optimizer)
+    loop.unscale(optimizer)
+    return {"squares": sum((each.grad.data.pow(2).sum() for each in _held(optimizer)), torch.zeros(()))}
+
+
+def measure_values(loop: Loop) -> Values:
+    """The norm of each parameter, also of those with one dimension."""
+    _, optimizer = loop.start()
+    norms = [torch.linalg.vector_norm(each.detach()) for each in _held(optimizer) if len(each.shape) == 1]
+    return {"norms": torch.stack([torch.as_tensor(float(each)) for each in norms])}
+
+
+def mask_gradients(loop: Loop) -> Values:
+    """Some elements of each parameter keep their values."""
+    own = net("")
+    masks = [torch.arange(each.numel()).view(each.shape) % 2 for each in own.parameters()]
+    model, optimizer = loop.boost(own, torch.optim.SGD(own.parameters(), lr=0.3))
+    loop.backward(model(loop.own(BATCHES[0])).square().mean(), optimizer)
+    loop.unscale(optimizer)
+    for parameter, mask in zip(_held(optimizer), masks, strict=True):
+        parameter.grad.mul_(mask)
+    optimizer.step()
+    return loop.values(model)
+
+
+def mask_in_hooks(loop: Loop) -> Values:
+    """What the refusal of it recommends."""
+    own = net("")
+    masks = [torch.arange(each.numel()).view(each.shape) % 2 for each in own.parameters()]
+    model, optimizer = loop.boost(own, torch.optim.SGD(own.parameters(), lr=0.3))
+    for parameter, mask in zip(loop.original(model).parameters(), masks, strict=True):
+        parameter.register_hook(lambda grad, mask=mask: grad * mask)
+    for batch in BATCHES:
+        loop.train(model, optimizer, batch)
+    return loop.values(model)
+
+
+def measure_full_gradients(loop: Loop) -> Values:
+    """Norms of rows, of full gradients and values, which shards and DTensors give by one name."""
+    model, optimizer = loop.start()
+    loop.backward(model(loop.own(BATCHES[0])).square().mean(), optimizer)
+    loop.unscale(optimizer)
+    results = {}
+    for number, parameter in enumerate(_held(optimizer)):
+        held: dict[str, Any] = {"gradient": parameter.grad, "values": parameter.data}
+        for what, values in held.items():
+            full = values.full_tensor() if hasattr(values, "full_tensor") else values
+            results[f"{what} {number}"] = full.norm(dim=-1)
+    return results
+
+
+def replace_gradients(loop: Loop) -> Values:
+    model, optimizer = loop.start()
+    for batch in BATCHES:
+        loop.backward(model(loop.own(batch)).square().mean(), optimizer)
+        loop.unscale(optimizer)
+        for parameter in _held(optimizer):
+            parameter.grad.data = parameter.grad.data.square() + 0.1
+            parameter.grad = parameter.grad.abs()
+        optimizer.clip_grad_by_norm(0.1) if loop.booster is not None else torch.nn.utils.clip_grad_norm_(
+            model.parameters(), 0.1
+        )
+        optimizer.step()
+        optimizer.zero_grad()
+    return loop.values(model)
+
+
 def centralize_in_hooks(loop: Loop) -> Values:
     """What the refusals of the others recommend."""
     model, optimizer = loop.start()
@@ -194,6 +264,64 @@ def centralize_in_hooks(loop: Loop) -> Values:
             parameter.register_hook(lambda grad: grad - grad.mean(dim=1, keepdim=True))
     for batch in BATCHES:
         loop.train(model, optimizer, batch)
+    return loop.values(model)
+
+
+def load_another_algorithm(loop: Loop) -> Values:
+    model, optimizer = loop.start()
+    optimizer.load_state_dict(torch.optim.AdamW(net("").parameters()).state_dict())
+    loop.train(model, optimizer, BATCHES[0])
+    return loop.values(model)
+
+
+def read_unreduced(loop: Loop) -> Values:
+    """Gradients of a pass in no_sync, which under FSDP2 are not in the parameters."""
+    model, optimizer = loop.start()
+    with loop.no_sync(model):
+        loop.backward(model(loop.own(BATCHES[0])).square().mean(), optimizer)
+    for parameter in model.parameters():
+        parameter.grad.mul_(0.5)
+    loop.backward(model(loop.own(BATCHES[1])).square().mean(), optimizer)
+    optimizer.step()
+    return loop.values(model)
+
+
+def read_reduced(loop: Loop) -> Values:
+    """What the refusal of it recommends; some parameters have no gradient; then discarded ones."""
+    model, optimizer = loop.start()
+    next(iter(loop.original(model).parameters())).requires_grad_(False)
+    counts = []
+    for batch in BATCHES:
+        with loop.no_sync(model):
+            loop.backward(model(loop.own(batch)).square().mean(), optimizer)
+        loop.backward(model(loop.own(batch)).square().mean(), optimizer)
+        counts.append(sum(parameter.grad is not None for parameter in model.parameters()))
+        optimizer.step()
+        optimizer.zero_grad()
+    with loop.no_sync(model):
+        loop.backward(model(loop.own(batch)).square().mean(), optimizer)
+    optimizer.zero_grad()
+    counts.append(sum(parameter.grad is not None for parameter in model.parameters()))
+    return {"counts": torch.as_tensor(counts), **loop.values(model)}
+
+
+def differentiate_twice(loop: Loop) -> Values:
+    """A Hessian of inputs, by torch.autograd.functional."""
+    model, _ = loop.start()
+    hessian: Any = torch.autograd.functional.hessian(lambda each: model(each).square().mean(), BATCHES[0][:2])
+    return {"hessian": hessian}
+
+
+def append_group(loop: Loop) -> Values:
+    """Add a group past the method of the optimizer."""
+    own = net("")
+    model, optimizer = loop.boost(own, torch.optim.SGD(list(own.parameters())[:2], lr=0.3))
+    loop.train(model, optimizer, BATCHES[0])
+    model.zero_grad()
+    optimizer.param_groups.append({**optimizer.param_groups[0], "params": list(loop.original(model).parameters())[2:]})
+    for batch in BATCHES[1:]:
+        loop.train(model, optimizer, batch)
+        model.zero_grad()
     return loop.values(model)
 
 
@@ -257,11 +385,22 @@ REFUSED: Refused = {
     read_written: {"FSDP": "", "Gemini": "Between passes"},
     look_ahead: {},
     load_and_write: {},
+    load_another_algorithm: dict.fromkeys(PLUGINS, "betas, where SGD has .* Build the optimizer that was saved"),
+    read_unreduced: dict.fromkeys(SHARDED, "") | {"FSDP": "outside of no_sync"},
+    read_reduced: dict.fromkeys(SHARDED, ""),
+    differentiate_twice: {"FSDP": "or a Hessian.* Use TorchDDPPlugin"},
+    append_group: dict.fromkeys(SHARDED, "Call optimizer.add_param_group"),
     step_two_optimizers: dict.fromkeys(OTHERS, "Join the optimizers before boost"),
     centralize: dict.fromkeys(SHARDED, "no rows and columns"),
     centralize_by_gradient: dict.fromkeys(SHARDED, "no rows and columns"),
     centralize_in_hooks: {"FSDP": ""},
     measure_by_hand: dict.fromkeys(SHARDED, "optimizer.get_grad_norm"),
+    measure_by_squares: dict.fromkeys(SHARDED, "Found sum of one.*full_tensor") | {"FSDP": ""},
+    measure_values: dict.fromkeys(SHARDED, "Found vector_norm of one"),
+    mask_gradients: dict.fromkeys(SHARDED, "another shape.* of masked ones") | {"FSDP": ""},
+    mask_in_hooks: {"FSDP": ""},
+    measure_full_gradients: {},
+    replace_gradients: {"FSDP": ""},
     step_in_hooks: dict.fromkeys(OTHERS, ""),
     clip_in_hooks: dict.fromkeys(OTHERS, ""),
     discard_on_one_rank: {
@@ -317,3 +456,38 @@ def test_written_master_weights_are_rounded_into_the_model() -> None:
         for name, (outputs, message) in results.items():
             assert outputs == [3.5] * 8, name
             assert "both were written" in message, name
+
+
+def decay_without_booster() -> dict[str, list[torch.Tensor]]:
+    """Halve what the optimizer holds after a step of zeros, and read it by a pass and by a state dict."""
+    results = {}
+    for stage, precision in ((1, torch.float64), (2, torch.bfloat16), (3, torch.float64)):
+        plain = net("").to(precision)
+        chunks = {"mixed_precision": None} if stage > 2 else None
+        model: Any = zero_model_wrapper(plain, zero_stage=stage, gemini_config=chunks)
+        optimizer = zero_optim_wrapper(model, torch.optim.SGD(model.parameters(), lr=0.0))
+        optimizer.backward(model(BATCHES[0].to(precision)).square().mean())
+        optimizer.step()
+        optimizer.zero_grad()
+        read = partial(model.state_dict, only_rank_0=False) if stage > 2 else model.state_dict
+        first = {name: each.clone() for name, each in read().items()}
+        for parameter in _held(optimizer):
+            parameter.data.mul_(0.5)
+        outputs = model(BATCHES[0].to(precision)).detach()
+        for parameter in _held(optimizer):
+            parameter.data.mul_(0.5)
+        state = read()
+        half = net("").to(precision)
+        half.load_state_dict({name: each * 0.5 for name, each in first.items()})
+        wanted = half(BATCHES[0].to(precision)).detach()
+        results[f"stage {stage}"] = [outputs, wanted, *(t for name in first for t in (state[name], first[name] * 0.25))]
+    return results
+
+
+def test_written_shards_count_without_a_booster() -> None:
+    for results in run_processes(decay_without_booster, 2):
+        for stage, tensors in results.items():
+            for found, wanted in zip(tensors[::2], tensors[1::2], strict=True):
+                torch.testing.assert_close(
+                    found, wanted, rtol=1e-12, atol=0, msg=lambda text, at=stage: f"{at}: {text}"
+                )

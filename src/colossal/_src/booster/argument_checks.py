@@ -3,6 +3,7 @@
 from functools import cache
 from typing import Any
 
+import torch
 from torch import nn
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, SequentialSampler
@@ -106,8 +107,25 @@ def check_synchronized_norms(parts: Parts, is_cpu: bool) -> None:
         )
 
 
+def _check_model(model: nn.Module) -> None:
+    """Reject modules that no plugin can look into."""
+    if isinstance(model, torch.jit.ScriptModule):
+        raise UnsupportedError(
+            "boost takes a model whose modules are Python objects. Found one of torch.jit, of which plugins cannot "
+            "take hold. Boost the model that was scripted or traced, and compile it by torch.compile."
+        )
+    lazy = next((name for name, each in model.named_parameters() if torch.nn.parameter.is_lazy(each)), None)
+    if lazy is not None:
+        raise ConfigError(
+            f"boost takes a model whose parameters have shapes. Found {lazy}, of a lazy module of torch.nn, which has "
+            "yet to see an input. Run a forward pass of the model before the optimizer is built, with equal seeds on "
+            "all ranks."
+        )
+
+
 def check_parts(parts: Parts) -> None:
     """Reject parts that do not belong together, which would otherwise train silently wrong."""
+    _check_model(parts.model)
     is_boosted = isinstance(unwrap_compiled(parts.model), ModelWrapper)
     if is_boosted or isinstance(parts.optimizer, OptimizerWrapper):
         combined = (

@@ -25,7 +25,7 @@ from colossal._src.interface import OptimizerWrapper, random_streams_of
 from colossal.accelerator import get_accelerator
 from colossal.errors import CheckpointError, ConfigError
 
-_NAME = re.compile(r"step-(\d{8,})")
+_NAME = r"step-(\d{8,})"
 _MODEL, _OPTIMIZER, _SCHEDULE, _PROGRESS = "model", "optimizer", "lr_scheduler", "progress"
 _DATA = "dataloader"
 _STREAMS, _DP = "streams", AXES.index("dp")
@@ -143,7 +143,7 @@ def _path(root: Path, step: int) -> Path:
 
 def _steps(root: Path) -> list[int]:
     names = [entry.name for entry in root.iterdir() if entry.is_dir()] if root.is_dir() else []
-    return sorted(int(match[1]) for match in map(_NAME.fullmatch, names) if match)
+    return sorted(int(match[1]) for name in names if (match := re.fullmatch(_NAME, name)))
 
 
 def _remove_temporary(root: Path) -> None:

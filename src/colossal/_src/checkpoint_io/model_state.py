@@ -25,7 +25,7 @@ from colossal.errors import CheckpointError
 
 T = TypeVar("T")
 
-_ONE_EXPERT = re.compile(r"\.experts\.\d+\.")
+_ONE_EXPERT = r"\.experts\.\d+\."
 """In names of weights of the Hub, of which transformers makes one parameter for all experts of a layer."""
 
 # [Note: two models in one] A `peft.PeftModel` renames every parameter of the model that it wraps. A checkpoint
@@ -202,7 +202,7 @@ class ModelState:
         found = [f"{len(names)} {what}: {listing(names)}" for what, names in problems.items() if names]
         if found:
             advice = "Build the model with the configuration that was saved"
-            if any(_ONE_EXPERT.search(name) for name in problems.get("unexpected in the file", ())):
+            if any(re.search(_ONE_EXPERT, name) for name in problems.get("unexpected in the file", ())):
                 advice = (
                     "Where a file names each expert by itself, and the model has all experts of a layer in one "
                     "parameter, load it by from_pretrained before boost, inside of LazyInitContext for large models"

@@ -131,10 +131,9 @@ class OptimizerState:
         ids = self._saved_ids(groups)
         self._check_shapes(saved.get("param_shapes") or _shapes_of_state(saved, groups), ids, source)
         positions = {id_: position for position, id_ in enumerate(self._params)}
-        restored = [
-            self._restored_group(number, self._matching_group(group_ids, groups, ids, source), positions)
-            for number, group_ids in enumerate(self._groups)
-        ]
+        matching = [self._matching_group(group_ids, groups, ids, source) for group_ids in self._groups]
+        self._check_algorithm(matching, saved.get("state", {}), source)
+        restored = [self._restored_group(number, group, positions) for number, group in enumerate(matching)]
         state = {id_: saved.get("state", {})[ids[id_]] for id_ in self._params if ids[id_] in saved.get("state", {})}
         return lambda threads: self._restore(restored, state, dict(saved.get("scaler", {})), threads)
 
@@ -188,6 +187,16 @@ class OptimizerState:
             raise CheckpointError(
                 f"Loading needs an optimizer of the same parameters. Found in {source} other shapes for "
                 f"{len(wrong)} of them: {listing(wrong)}. Nothing was loaded. Build the model that was saved."
+            )
+
+    def _check_algorithm(self, groups: list[dict[str, Any]], state: Mapping[Any, Any], source: object) -> None:
+        from colossal._src.interface import another_algorithm
+
+        states = [[state[id_] for id_ in group["params"] if id_ in state] for group in groups]
+        if another := another_algorithm(self._optim, groups, states):
+            raise CheckpointError(
+                f"Loading needs an optimizer of the algorithm that was saved. Found in {source} {another}. "
+                "Nothing was loaded."
             )
 
     def _matching_group(

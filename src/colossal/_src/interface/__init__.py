@@ -20,6 +20,7 @@ from colossal._src.interface.boost_types import (
     reduce_in_each_pass,
 )
 from colossal._src.interface.copies import copy_module, copy_refusal, refuse_copy
+from colossal._src.interface.flat_values import is_program
 from colossal._src.interface.full_spec import FullModelSpec, FullOptimizerSpec, Peers, full_spec_of
 from colossal._src.interface.guarded_params import (
     ClippedByOptimizer,
@@ -52,6 +53,7 @@ if TYPE_CHECKING:
         check_unwritten_weights,
     )
     from colossal._src.interface.keywords import Clipping, Keywords, check_known, keywords_for, refuse_unsupported
+    from colossal._src.interface.loaded_states import another_algorithm, check_algorithm
     from colossal._src.interface.param_groups import has_uniform_state, rebind_param_groups, uniform_state_like
     from colossal._src.interface.pretrained import get_pretrained_path, set_pretrained_path
     from colossal._src.interface.token_weighting import TokenWeighting
@@ -60,6 +62,8 @@ _MODULE_OF = {
     "Clipping": "colossal._src.interface.keywords",
     "Keywords": "colossal._src.interface.keywords",
     "TokenWeighting": "colossal._src.interface.token_weighting",
+    "another_algorithm": "colossal._src.interface.loaded_states",
+    "check_algorithm": "colossal._src.interface.loaded_states",
     "check_dense_gradients": "colossal._src.interface.gradient_checks",
     "check_equal_rounding": "colossal._src.interface.gradient_checks",
     "check_equal_writes": "colossal._src.interface.gradient_checks",
@@ -98,6 +102,8 @@ __all__ = [
     "TokenWeighting",
     "WorkingParameter",
     "active_adapter",
+    "another_algorithm",
+    "check_algorithm",
     "check_dense_gradients",
     "check_equal_rounding",
     "check_equal_writes",
@@ -116,6 +122,7 @@ __all__ = [
     "has_master_weight",
     "has_uniform_state",
     "is_peft_model",
+    "is_program",
     "keywords_for",
     "lift_guards",
     "lift_refusals",

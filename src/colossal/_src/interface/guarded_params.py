@@ -21,7 +21,7 @@ from torch.nn.utils import clip_grad
 from torch.utils.weak import WeakIdKeyDictionary
 
 from colossal._src.amp import MasterParams
-from colossal._src.interface.flat_values import FlatValues, flat_ndim, is_flat, is_program
+from colossal._src.interface.flat_values import FlatValues, flat_ndim, is_flat, is_program, is_range
 from colossal._src.tensor import copy_placement, grad_of, set_grad, set_values, values_of
 from colossal.errors import ConfigError
 
@@ -49,13 +49,13 @@ class ClippedByOptimizer(nn.Parameter):
             raise ConfigError(_CLIPS_ELSEWHERE)
         if grad is None and not _is_internal(caller):
             self._check_moved()
-        if grad is not None and is_program(caller) and is_flat(self):
+        if grad is not None and is_program(caller) and is_range(self):
             return copy_placement(grad.as_subclass(FlatValues), self)
         return grad
 
     @grad.setter
     def grad(self, grad: torch.Tensor | None) -> None:
-        set_grad(self, grad)
+        set_grad(self, grad.to_local() if isinstance(grad, FlatValues) else grad)
 
     @grad.deleter
     def grad(self) -> None:
@@ -67,7 +67,7 @@ class ClippedByOptimizer(nn.Parameter):
         if _masters_of(self) is None or _is_ours(sys._getframe(1)):  # noqa: SLF001
             return values_of(self)
         values = torch.Tensor.detach(self)  # whose changes torch's counter sees too
-        return copy_placement(values.as_subclass(FlatValues), self) if is_flat(self) else values
+        return copy_placement(values.as_subclass(FlatValues), self) if is_range(self) else values
 
     @data.setter
     def data(self, data: torch.Tensor) -> None:
@@ -80,7 +80,7 @@ class ClippedByOptimizer(nn.Parameter):
     def detach(self) -> torch.Tensor:
         """The values, in a tensor without a gradient."""
         values = torch.Tensor.detach(self)
-        is_seen = is_program(sys._getframe(1)) and is_flat(self)  # noqa: SLF001 (as above)
+        is_seen = is_program(sys._getframe(1)) and is_range(self)  # noqa: SLF001 (as above)
         return copy_placement(values.as_subclass(FlatValues), self) if is_seen else values
 
     @property

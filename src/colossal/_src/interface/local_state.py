@@ -226,9 +226,13 @@ class StateMixin:
         """Continue from a state of the wrapped optimizer.
 
         Args:
-            state_dict: What `state_dict` returned; a `ConfigError` if it is of full parameters, and these are shards.
+            state_dict: What `state_dict` returned; a `ConfigError` if it is of full parameters, and these are shards,
+                or of another algorithm.
         """
+        from colossal._src.interface.loaded_states import check_algorithm
+
         check_optimizer_state(state_dict, self.parameters)
+        check_algorithm(self.optim, state_dict)
         self.optim.load_state_dict(state_dict)
 
 

@@ -71,8 +71,7 @@ class OptimizerWrapper(ClippingMixin, StateMixin, TorchOptimizer):
         super().__init__(optim)
         self.scaler = scaler or NoScaler()
         self.param_names = {each: strip_compile_prefix(name) for each, name in (param_names or {}).items()}
-        self.masters = masters
-        self.full_spec = full_spec
+        self.masters, self.full_spec = masters, full_spec
         self._max_norm, self._norm_type, self._peers = max_norm, norm_type, peers
         self._name_masters(masters.pairs if masters else {})
         self._zero_grad_hooks: list[Callable[[], None]] = []
@@ -92,8 +91,7 @@ class OptimizerWrapper(ClippingMixin, StateMixin, TorchOptimizer):
             param_group: ``{"params": [...]}`` with the group's own hyperparameters.
 
         Raises:
-            ConfigError: The plugin does not reduce the gradients of one of the parameters, which the model did not have
-                when it was boosted.
+            ConfigError: The model did not have one of the parameters when it was boosted: nothing reduces its gradient.
         """
         self.optim.add_param_group(param_group)
         try:
@@ -114,7 +112,18 @@ class OptimizerWrapper(ClippingMixin, StateMixin, TorchOptimizer):
             self._name_masters(self.masters.add_group(group))
         self._guard()
 
+    def _take_appended(self) -> None:
+        """Take groups that a program has appended to the list, unless gradients of theirs are not in masters."""
+        if self.masters is not None:
+            raise ConfigError(
+                "Master weights and shards of parameters are made when their group is added. Found a group more in "
+                "optimizer.param_groups. Call optimizer.add_param_group(group) before the backward pass."
+            )
+        for group in self.param_groups[self._num_groups :]:
+            self._take_group(group)
+
     def _guard(self) -> None:
+        self._num_groups = len(self.param_groups)
         self._is_guarded = not self.has_full_grads
         guard_parameters(self.parameters, self.masters, has_full_grads=not self._is_guarded)
 
@@ -274,6 +283,8 @@ class OptimizerWrapper(ClippingMixin, StateMixin, TorchOptimizer):
         """
         for check in self._step_checks:
             check()
+        if len(self.optim.param_groups) > self._num_groups:
+            self._take_appended()
         if self._nonfinite is not None and closure is not None:
             raise UnsupportedError(
                 "Non-finite gradients are refused before a step. Found a closure, which computes them in the step. "

@@ -42,10 +42,10 @@ def check_optimizer(
     trials: list[tuple[Split, AsParameter]] = [(_in_ranges, _identity)] if shards and not knows_shards else []
     trials += [(_in_ranges, as_parameter)] if trials and as_parameter is not None else []
     trials += [(_by_tensor, _identity)] if subsets else []
-    kinds = {repr(_without_params(group)): group for group in optimizer.param_groups}
+    kinds = {repr(without_params(group)): group for group in optimizer.param_groups}
     for group in kinds.values():
         device = next((each.device for each in group["params"] if not each.is_meta), torch.device("cpu"))
-        arguments = _arguments(optimizer, group)
+        arguments = arguments_of(optimizer, group)
         reasons = (_incorrect_because(type(optimizer), arguments, device, *trial) for trial in trials)
         if (reason := next(filter(None, reasons), None)) is not None:
             raise UnsupportedError(
@@ -57,14 +57,15 @@ def check_optimizer(
             )
 
 
-def _without_params(group: dict[str, Any]) -> dict[str, Any]:
+def without_params(group: dict[str, Any]) -> dict[str, Any]:
+    """Return the hyperparameters of a group."""
     return {name: value for name, value in group.items() if name not in ("params", "param_names")}
 
 
-def _arguments(optimizer: Optimizer, group: dict[str, Any]) -> dict[str, Any]:
+def arguments_of(optimizer: Optimizer, group: dict[str, Any]) -> dict[str, Any]:
     """What builds an optimizer with the hyperparameters of a group; the learning rate may be 0 now, and not later."""
     known = inspect.signature(type(optimizer)).parameters
-    hyperparameters = {name: value for name, value in _without_params(group).items() if name in known}
+    hyperparameters = {name: value for name, value in without_params(group).items() if name in known}
     hyperparameters |= {"lr": _RATE} if hyperparameters.get("lr") is not None else {}
     return {name: value for name, value in hyperparameters.items() if name not in _IMPLEMENTATIONS}
 

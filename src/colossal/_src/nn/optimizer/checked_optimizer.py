@@ -171,10 +171,14 @@ class CheckedOptimizer(Optimizer, ABC):
             state_dict: What `state_dict` returned, here or for an optimizer of torch with the same state.
 
         Raises:
+            ConfigError: The state is that of another algorithm.
             UnsupportedError: A group has an option of torch that changes steps, and that no optimizer here has.
         """
+        from colossal._src.interface import check_algorithm
+
         for group in state_dict["param_groups"]:
             check_options(group)
+        check_algorithm(self, state_dict)
         super().load_state_dict(state_dict)
         saved = [id_ for group in state_dict["param_groups"] for id_ in group["params"]]
         params = [param for group in self.param_groups for param in group["params"]]

@@ -3,6 +3,7 @@
 from dataclasses import fields
 from inspect import signature
 from typing import Any
+from weakref import WeakKeyDictionary, ref
 
 import torch
 from torch import nn
@@ -10,12 +11,15 @@ from torch.optim import Optimizer
 
 from colossal._src.amp import DynamicScaler, ScalerConfig
 from colossal._src.cluster import current_mesh
+from colossal._src.comm import end_graphs_in
 from colossal._src.interface import Clipping, Keywords, ModelWrapper, OptimizerWrapper, check_known, keywords_for
-from colossal._src.tensor import broadcast_values
+from colossal._src.tensor import broadcast_values, local_operations
 from colossal._src.zero.low_level import shard_optimizer
 from colossal._src.zero.partitions import Partitions
 from colossal._src.zero.zero_config import ZeroConfig
 from colossal.errors import ConfigError
+
+end_graphs_in(__name__)  # what was written is looked up in each pass, also of a compiled model
 
 _GEMINI = 3
 _STAGE = "_colossal_zero_stage"
@@ -29,6 +33,9 @@ _KNOWN = (
     *_ARGUMENTS,
     *(field.name for field in fields(ZeroConfig) if field.name != "stage"),
 )
+
+# apart from the models, whose copies and files would otherwise contain it
+_OPTIMIZERS: "WeakKeyDictionary[nn.Module, ref[OptimizerWrapper]]" = WeakKeyDictionary()
 
 
 def zero_model_wrapper(
@@ -165,7 +172,19 @@ def _over_buckets(
         device_type = half[0].device.type
         scaler = DynamicScaler(rule, device_type, given["verbose"], unscale_fp16_grads=not zero.master_weights)
     partitions = Partitions(current_mesh())
-    return shard_optimizer(model, optimizer, partitions, zero, scaler=scaler, clipping=keywords.read(Clipping))
+    wrapped = shard_optimizer(model, optimizer, partitions, zero, scaler=scaler, clipping=keywords.read(Clipping))
+    _OPTIMIZERS[model] = ref(wrapped)
+    model.register_forward_pre_hook(_copy_written, prepend=True)
+    model.register_state_dict_pre_hook(_copy_written)
+    return wrapped
+
+
+def _copy_written(model: nn.Module, *_arguments: object) -> None:
+    """Gather what a program has written into shards of the parameters since the last step."""
+    optimizer = _OPTIMIZERS[model]() if model in _OPTIMIZERS else None
+    if optimizer is not None and optimizer.masters is not None:
+        with local_operations():
+            optimizer.masters.copy_written()
 
 
 def _over_chunks(model: Any, optimizer: Optimizer, given: dict[str, Any], config: dict[str, Any]) -> OptimizerWrapper:

@@ -1,17 +1,22 @@
+# pyright: reportIncompatibleVariableOverride=false
 """What a program does with the shards of FSDP2 between passes: as with full parameters, or refused with what to do."""
 
+import sys
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, final
+from weakref import ref
 
 import torch
 from torch import nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils.weak import WeakIdKeyDictionary
 
 from colossal._src.booster.plugin.fsdp.fsdp_pass_checks import is_in_backward
 from colossal._src.comm import CallOfAllRanks
-from colossal._src.tensor import full_tensor_of, values_of
+from colossal._src.interface import is_program
+from colossal._src.tensor import full_tensor_of, grad_of, set_grad, values_of
 from colossal.errors import ConfigError, UnsupportedError
 
 _ATEN: Any = torch.ops.aten
@@ -19,7 +24,6 @@ _DRAWN_IN_PLACE = (_ATEN.uniform_, _ATEN.normal_, _ATEN.bernoulli_, _ATEN.expone
 _DRAWN_LIKE = (_ATEN.rand_like, _ATEN.randn_like, _ATEN.randint_like)
 
 
-@final
 class GuardedShard(DTensor):
     """A parameter that FSDP2 sharded, or a view of one, as a program sees it; a step of the optimizer sees DTensors.
 
@@ -175,18 +179,72 @@ def _shard_like(value: torch.Tensor, sharded: DTensor, source: int | None = None
     return distribute_tensor(there, sharded.device_mesh, sharded.placements, src_data_rank=source).to(sharded.device)
 
 
+# weakly, as that holds the parameter
+_HELD = WeakIdKeyDictionary()
+
+
+@final
+class UnreducedShard(GuardedShard):
+    """A parameter whose full gradient a pass in `no_sync` may have left apart from it."""
+
+    __slots__ = ()
+
+    @property
+    def grad(self) -> torch.Tensor | None:
+        """The gradient, unless a program asks for one that is not reduced yet."""
+        grad = grad_of(self)
+        caller = sys._getframe(1)  # noqa: SLF001 (the only way to find the caller)
+        if grad is None and self in _HELD and is_program(caller) and is_unreduced(_HELD[self]()):
+            raise ConfigError(
+                "Inside of no_sync, FSDP2 keeps full gradients of each rank apart from the parameters, which are "
+                f"shards. Found a read of .grad of one of shape {tuple(self.shape)} before they are reduced, which is "
+                "None. Run the last backward pass before gradients are read or changed outside of no_sync."
+            )
+        return grad
+
+    @grad.setter
+    def grad(self, grad: torch.Tensor | None) -> None:
+        set_grad(self, grad)
+
+    @grad.deleter
+    def grad(self) -> None:
+        set_grad(self, None)
+
+
+def is_unreduced(held: Any) -> bool:
+    """Whether a full gradient is there that is not reduced yet, in what torch holds for a parameter."""
+    gathered = getattr(held, "_unsharded_param", None)
+    return gathered is not None and (gathered.grad is not None or held.unsharded_accumulated_grad is not None)
+
+
+def remember_held(held: Iterable[Any]) -> None:
+    """Remember what torch holds for each parameter, once: passes in `no_sync` then take no more time for it."""
+    for each in held:
+        _HELD[each.sharded_param] = ref(each)
+
+
+def watch_unreduced(parameters: Iterable[nn.Parameter]) -> None:
+    """Let parameters say that their gradients are not reduced."""
+    sharded: Any
+    for sharded in parameters:
+        if type(sharded) is GuardedShard:
+            sharded.__class__ = UnreducedShard
+
+
 def guard_shards(parameters: Iterable[nn.Parameter], *_step: object) -> None:
     """Let programs see sharded parameters by the guarded type."""
-    for parameter in parameters:
-        if type(parameter) is DTensor:
-            parameter.__class__ = GuardedShard  # in place: layers and optimizers refer to this object
+    sharded: Any
+    for sharded in parameters:
+        if type(sharded) in (DTensor, UnreducedShard):
+            sharded.__class__ = GuardedShard  # in place: layers and optimizers refer to this object
 
 
 def unguard_shards(parameters: Iterable[nn.Parameter], *_step: object) -> None:
     """Make sharded parameters torch's own, on which operations take less time."""
-    for parameter in parameters:
-        if type(parameter) is GuardedShard:
-            parameter.__class__ = DTensor
+    sharded: Any
+    for sharded in parameters:
+        if type(sharded) in (GuardedShard, UnreducedShard):
+            sharded.__class__ = DTensor
 
 
 def complete_dtensors() -> None:

@@ -18,6 +18,12 @@ _DIFFERENT = (
     "TorchDDPPlugin(find_unused_parameters=True)."
 )
 
+_FREED = (
+    "TorchFSDPPlugin frees the full parameters when a backward pass has used them. Found another one that needs them, "
+    "as that of a gradient penalty or a Hessian, of torch.autograd.grad(..., create_graph=True). Use TorchDDPPlugin, "
+    "LowLevelZeroPlugin, GeminiPlugin or HybridParallelPlugin, which keep them."
+)
+
 end_graphs_in(__name__)  # FSDP2 ends graphs at its hooks too
 
 
@@ -35,8 +41,9 @@ class PassChecks:
         self._agreed: list[str] | None = None
         self._used: list[str] | None = None
         self._named: list[tuple[str, nn.Parameter]] = []
+        self.lift_watch: Callable[[], None] | None = None  # after `no_sync`, of parameters without reduced gradients
         self.keeps_gradients = False  # whether `no_sync` left some that are not reduced
-        model.register_forward_pre_hook(self._begin, prepend=True)
+        model.register_forward_pre_hook(self._begin, prepend=True, with_kwargs=True)
         for unit in units:
             unit.register_forward_pre_hook(partial(self._note, names[unit]))
         model.register_forward_hook(self._end)
@@ -52,7 +59,7 @@ class PassChecks:
             self._root.reset_iter_state()
         return is_unfinished
 
-    def _begin(self, *_forward: Any) -> None:
+    def _begin(self, _model: nn.Module, args: Any, kwargs: Any) -> None:
         if is_in_backward():  # which recomputes the model
             return
         if torch.is_inference_mode_enabled():
@@ -63,6 +70,11 @@ class PassChecks:
         _check_transforms()
         self._check_parameters()
         self._order = []
+        if torch.is_grad_enabled():
+            self._watch_inputs([*args, *kwargs.values()])
+            if self.lift_watch is not None:
+                self.lift_watch()
+                self.lift_watch = None
         if self._is_unfinished():
             if self._fails_in_backward() or self.keeps_gradients:
                 raise ConfigError(
@@ -71,6 +83,21 @@ class PassChecks:
                     "where the exception is handled, and go on with the next batch."
                 )
             self.reset()
+
+    def _watch_inputs(self, inputs: list[Any]) -> None:
+        """Refuse passes through the gradients of inputs, which need parameters that are freed by then."""
+        for each in inputs:
+            if isinstance(each, torch.Tensor) and each.requires_grad:
+                each.register_hook(self._watch_gradient)
+
+    def _watch_gradient(self, grad: torch.Tensor) -> None:
+        if grad.requires_grad:  # by create_graph=True
+            grad.register_hook(self._refuse_second_pass)
+
+    def _refuse_second_pass(self, _grad: torch.Tensor) -> None:
+        gathered = [getattr(held, "_unsharded_param", None) for held in self._held]
+        if any(each is not None and each.numel() > each.untyped_storage().size() for each in gathered):
+            raise UnsupportedError(_FREED)
 
     def _check_parameters(self) -> None:
         """Refuse a parameter in the place of another, which FSDP2 would put back without a word."""
@@ -183,11 +210,7 @@ def _check_transforms() -> None:
 def explain_backward_error(error: Exception) -> None:
     """Say what works instead of a second backward pass, or of gradients that only some ranks have."""
     if isinstance(error, RuntimeError) and "setStorage" in str(error):
-        raise UnsupportedError(
-            "TorchFSDPPlugin frees the full parameters when a backward pass has used them. Found another one that "
-            "needs them, as that of a gradient penalty, of torch.autograd.grad(..., create_graph=True). Use "
-            "TorchDDPPlugin, LowLevelZeroPlugin, GeminiPlugin or HybridParallelPlugin, which keep them."
-        ) from error
+        raise UnsupportedError(_FREED) from error
     if isinstance(error, RuntimeError) and "mixed torch.Tensor and DTensor" in str(error):
         raise UnsupportedError(
             "Under TorchFSDPPlugin parameters are shards between passes. Found a loss that has them in it beside "

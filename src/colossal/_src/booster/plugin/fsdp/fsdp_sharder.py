@@ -1,6 +1,6 @@
 """A model whose parameters FSDP2 sharded, in place, and an optimizer that updates the shards."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, final
@@ -96,12 +96,18 @@ class FSDPSharder:
     def _guard(self, model: nn.Module, optimizer: Optimizer | None) -> None:
         """Let the program see guarded parameters, and a step of the optimizer torch's own."""
         # here, as it imports DTensor, which takes half as long as torch
-        from colossal._src.booster.plugin.fsdp.fsdp_parameter import complete_dtensors, guard_shards, unguard_shards
+        from colossal._src.booster.plugin.fsdp.fsdp_parameter import (
+            complete_dtensors,
+            guard_shards,
+            remember_held,
+            unguard_shards,
+        )
 
         complete_dtensors()
         refuse(self._modules, "__deepcopy__", copy_refusal("units of FSDP"))
         parameters = self._sharded = [parameter for parameter in model.parameters() if is_dtensor(parameter)]
         guard_shards(parameters)
+        remember_held(fsdp_params(self._modules))
         for module in model.modules():
             module.register_load_state_dict_pre_hook(refuse_assigned_state)
             module.register_load_state_dict_pre_hook(partial(check_equal_state, self._mesh))
@@ -112,12 +118,17 @@ class FSDPSharder:
     @contextmanager
     def no_sync(self) -> Iterator[None]:
         """Accumulate full gradients on each rank instead of reducing them to their shards."""
+        from colossal._src.booster.plugin.fsdp.fsdp_parameter import guard_shards, watch_unreduced
+
+        watch_unreduced(self._sharded)
+        self._lift_watch_before_pass(None)
         before = self._scalar_grad_averager.sync.enabled
         self._reduce(False)
         try:
             yield
         finally:
             self._keep_unreduced(True)
+            self._lift_watch_before_pass(partial(guard_shards, self._sharded))
             self._reduce(before)
 
     def average_assigned(self) -> None:
@@ -133,12 +144,15 @@ class FSDPSharder:
 
     def discard(self) -> None:
         """Discard the gradients that `no_sync` accumulated, and those of a pass that an exception ended."""
+        from colossal._src.booster.plugin.fsdp.fsdp_parameter import guard_shards
+
         self._scalar_grad_averager.sync.is_accumulating = False
         was_unfinished = self._passes is not None and self._passes.reset()
         if was_unfinished or self._has_unreduced_grads:
             for parameter in self._params_with_unsharded_grad():
                 parameter.unsharded_accumulated_grad = None
                 parameter.unsharded_param.grad = None
+            guard_shards(self._sharded)
             self._keep_unreduced(False)
 
     def _sync_initial_values(self, model: nn.Module, optimizer: Optimizer | None) -> None:
@@ -221,6 +235,10 @@ class FSDPSharder:
         self._has_unreduced_grads = keeps
         if self._passes is not None:
             self._passes.keeps_gradients = keeps
+
+    def _lift_watch_before_pass(self, lift: Callable[[], None] | None) -> None:
+        if self._passes is not None:
+            self._passes.lift_watch = lift
 
     def _reduce(self, enabled: bool) -> None:
         self._modules[-1].set_requires_gradient_sync(enabled)
