@@ -20,6 +20,7 @@ from colossal._src.interface.boost_types import (
     reduce_in_each_pass,
 )
 from colossal._src.interface.copies import copy_module, copy_refusal, refuse_copy
+from colossal._src.interface.fixed_options import FixedOptions
 from colossal._src.interface.full_spec import FullModelSpec, FullOptimizerSpec, Peers, full_spec_of
 from colossal._src.interface.guarded_params import (
     ClippedByOptimizer,
@@ -87,6 +88,7 @@ __all__ = [
     "Clipping",
     "Criterion",
     "Executor",
+    "FixedOptions",
     "FullModelSpec",
     "FullOptimizerSpec",
     "Keywords",
