@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 from colossal._src.interface.adapter_names import (
     AdapterNames,
     active_adapter,
+    has_adapter_layers,
     is_peft_model,
     model_without_adapters,
     saved_copies,
@@ -114,6 +115,7 @@ __all__ = [
     "full_spec_of",
     "full_state",
     "get_pretrained_path",
+    "has_adapter_layers",
     "has_adapters",
     "has_master_weight",
     "has_uniform_state",

@@ -2,6 +2,8 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
+from functools import partial
 from typing import Any, final
 
 import torch
@@ -9,6 +11,13 @@ from torch import nn
 from torch.optim import Optimizer
 
 from colossal._src.booster.plugin.ddp.torch_ddp import DDPConfig
+from colossal._src.booster.plugin.hybrid.stage_adapters import (
+    READ,
+    SWITCHES,
+    AdapterSpec,
+    call_in_all,
+    disabled_adapters,
+)
 from colossal._src.booster.plugin.replica_sync import check_averaged
 from colossal._src.cluster import ParallelMesh
 from colossal._src.comm import all_reduce_fp8, count_collective, fp8_nbytes, group_into_buckets
@@ -32,6 +41,11 @@ _REFUSED: Mapping[str, str] = {
         f"colossal.inference.InferenceEngine, whose generate runs the stages. Or: {SAVE_AND_GENERATE}"
     ),
     "merge_and_unload": f"Merging takes adapters of all layers. Found a model in pipeline stages. {SAVE_AND_MERGE}",
+    "unload": (
+        "unload takes the adapters off a full model. Found a model in pipeline stages. Run it without them by "
+        "model.unwrap().disable_adapter(), a context; or save it by booster.save_model(model, directory, shard=True, "
+        "use_safetensors=True), and from_pretrained(directory) loads the base model."
+    ),
 }
 _OF_FULL_MODEL = "The model is partitioned into pipeline stages: use {0} of the model before it is boosted."
 _CHECKPOINT_KWARGS: Mapping[str, Any] = {"use_reentrant": False, "preserve_rng_state": True}
@@ -46,10 +60,10 @@ class PipelinedModel(nn.Module):
         stages: Sequence[Stage],
         run: PipelineExecutor,
         full_spec: FullModelSpec,
-        adapters: FullModelSpec | None = None,
+        adapters: Mapping[str, AdapterSpec] | None = None,
     ) -> None:
         super().__init__()
-        self.full_spec, self.adapters = full_spec, adapters
+        self.full_spec, self.adapters = full_spec, dict(adapters or {})
         self.stages = nn.ModuleList(stages)
         for name, message in _REFUSED.items():
             own = [each for root in full_spec.roots for each in (root, model_without_adapters(root))]
@@ -119,12 +133,26 @@ class PipelinedModel(nn.Module):
         full_spec: FullModelSpec | None = vars(self).get("full_spec")
         if name == "config" and full_spec is not None and full_spec.config is not None:
             return full_spec.config
+        if full_spec is not None and vars(self)["adapters"]:
+            if name in SWITCHES:
+                return partial(self._switch_adapters, name)
+            if name in READ:
+                return getattr(full_spec.roots[0], name)
         try:
             return super().__getattr__(name)
         except AttributeError as error:
             if _is_of_full_model(full_spec, name):
                 raise AttributeError(f"{error}. {_OF_FULL_MODEL.format(name)}") from None
             raise
+
+    def _switch_adapters(self, name: str, *args: Any, **kwargs: Any) -> Any:
+        """Call a method of peft in all stages; files then hold the active adapter under the names of peft's files."""
+        roots: Any = self.full_spec.roots
+        if name == "disable_adapter":
+            return disabled_adapters(roots)
+        call_in_all(roots, name, *args, **kwargs)
+        self.full_spec = replace(self.full_spec, adapter_names=self.adapters[self.active_adapter].names)
+        return None
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Refuse to set what the full model has, such as its loss function: stages would not see it."""
