@@ -43,7 +43,7 @@ from colossal._src.interface.model import (
 from colossal._src.interface.nonfinite_check import NonFiniteCheck
 from colossal._src.interface.optimizer import OptimizerWrapper, num_boosted_steps
 from colossal._src.interface.optimizer_check import check_optimizer
-from colossal._src.interface.refusal import SAVE_AND_GENERATE, SAVE_AND_MERGE, lift_refusals, refuse
+from colossal._src.interface.refusal import SAVE_AND_GENERATE, SAVE_AND_MERGE, lift_refusals, refuse, stage_hint
 
 if TYPE_CHECKING:
     from colossal._src.interface.full_state_dict import full_items, full_state
@@ -135,6 +135,7 @@ __all__ = [
     "saved_copies",
     "set_pretrained_path",
     "set_random_streams",
+    "stage_hint",
     "uniform_state_like",
     "unwrap_compiled",
     "unwrap_model",

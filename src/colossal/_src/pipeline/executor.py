@@ -2,7 +2,7 @@
 
 import hashlib
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache
 from typing import Any, final
@@ -30,7 +30,7 @@ from colossal._src.pipeline.stage import Stage
 from colossal._src.pipeline.tied_gradients import TiedGradientReducer, shared_parameters_of
 from colossal._src.pipeline.timeline import Timeline
 from colossal._src.tensor import refuse_collected_outputs, refuse_given_cache
-from colossal.errors import CommunicationError, ConfigError, UnsupportedError
+from colossal.errors import CommunicationError, ConfigError, ShapeError, UnsupportedError
 
 Criterion = Callable[[Any, Any], torch.Tensor]
 
@@ -60,6 +60,7 @@ class PipelineExecutor:
         forward_context: Callable[[], AbstractContextManager[Any]] = nullcontext,
         given_schedule: GivenSchedule | None = None,  # in place of that of the style
         full_spec: Any = None,  # with the configuration of the full model, in which programs set flags
+        check_length: Callable[[int], None] | None = None,  # refuses numbers of tokens that ranks cannot shard
     ) -> None:
         self.stages = {stage.index: stage for stage in stages}
         self._placement, self._mesh, self._microbatching = placement, mesh, microbatching
@@ -68,7 +69,7 @@ class PipelineExecutor:
         self._caches = enable_metadata_cache
         self._known: dict[tuple[int, ...], dict[int, tuple[TensorMeta, ...]]] = {}
         self._parameters = [parameter for stage in stages for parameter in stage.parameters()]
-        self._context, self._full_spec = forward_context, full_spec
+        self._context, self._full_spec, self._check_length = forward_context, full_spec, check_length
         schedule, self._given = given_schedule or SCHEDULES[style], given_schedule
         self._orders = cache(lambda number, trains: (schedule if trains else forward_only)(placement, number))
         self._recorded: list[Pass] | None = None
@@ -179,8 +180,8 @@ class PipelineExecutor:
             descriptions = [TensorMeta.of(tensor) for tensor in tensors_in(batches[0])]
             text = repr((len(batches), trains, descriptions, self._given)).encode()
             signature = _digest(text)  # 0 stays for ranks without a batch
-            self._check_outputs(batches[0])
-        except (StopIteration, ConfigError, UnsupportedError, CommunicationError) as error:
+            self._check_inputs(batches[0])
+        except (StopIteration, ConfigError, ShapeError, UnsupportedError, CommunicationError) as error:
             problem = error
         # Reached also by a rank that has no batch: the others would wait for it until the timeout.
         # Negative from ranks that found a micro-batch without labels: then all of them look at the loss.
@@ -211,7 +212,9 @@ class PipelineExecutor:
             "exceptions out of a step: smaller micro-batches if memory was full."
         )
 
-    def _check_outputs(self, batch: Any) -> None:
+    def _check_inputs(self, batch: Any) -> None:
+        if self._check_length is not None and isinstance(batch, Mapping) and "input_ids" in batch:
+            self._check_length(batch["input_ids"].shape[-1])  # the first stage alone would find it
         if self._placement.num_stages > 1:
             models = [self._full_spec, *(stage.module for stage in self.stages.values())]
             found = "Found a model in pipeline stages, each of which has some of the layers."

@@ -29,6 +29,7 @@ from colossal._src.interface import (
     copy_module,
     model_without_adapters,
     refuse,
+    stage_hint,
 )
 from colossal._src.pipeline import PipelineExecutor, RowExecutor, Stage, Timeline
 from colossal._src.shardformer import switch_checkpointing
@@ -47,7 +48,7 @@ _REFUSED: Mapping[str, str] = {
         "use_safetensors=True), and from_pretrained(directory) loads the base model."
     ),
 }
-_OF_FULL_MODEL = "The model is partitioned into pipeline stages: use {0} of the model before it is boosted."
+_SUBSCRIPT = "The model is partitioned into pipeline stages: use modules of the model before it is boosted."
 _CHECKPOINT_KWARGS: Mapping[str, Any] = {"use_reentrant": False, "preserve_rng_state": True}
 
 
@@ -124,7 +125,7 @@ class PipelinedModel(nn.Module):
 
     def __getitem__(self, _index: Any) -> Any:
         """Refuse: numbers of modules are those of the full model, of which this rank has some."""
-        raise TypeError(f"{type(self).__name__!r} object is not subscriptable. {_OF_FULL_MODEL.format('modules')}")
+        raise TypeError(f"{type(self).__name__!r} object is not subscriptable. {_SUBSCRIPT}")
 
     def __getattr__(self, name: str) -> Any:
         """Find the configuration of the full model, and the device and type of the parameters of this rank."""
@@ -141,8 +142,8 @@ class PipelinedModel(nn.Module):
         try:
             return super().__getattr__(name)
         except AttributeError as error:
-            if _is_of_full_model(full_spec, name):
-                raise AttributeError(f"{error}. {_OF_FULL_MODEL.format(name)}") from None
+            if full_spec is not None and (hint := stage_hint(full_spec.roots, name)):
+                raise AttributeError(f"{error}. {hint}.") from None
             raise
 
     def _switch_adapters(self, name: str, *args: Any, **kwargs: Any) -> Any:
@@ -158,17 +159,11 @@ class PipelinedModel(nn.Module):
         """Refuse to set what the full model has, such as its loss function: stages would not see it."""
         own = vars(self)
         is_new = "_run" in own and name not in own and name not in own["_modules"] and not hasattr(type(self), name)
-        if is_new and _is_of_full_model(own["full_spec"], name):
+        if is_new and (hint := stage_hint(own["full_spec"].roots, name)):
             raise UnsupportedError(
-                f"Stages of a pipeline have what the model had at boost. Found that {name} is set afterwards. "
-                f"{_OF_FULL_MODEL.format(name)}"
+                f"Stages of a pipeline have what the model had at boost. Found that {name} is set afterwards. {hint}."
             )
         super().__setattr__(name, value)
-
-
-def _is_of_full_model(full_spec: FullModelSpec | None, name: str) -> bool:
-    is_private = name.startswith("__")
-    return not is_private and full_spec is not None and any(hasattr(root, name) for root in full_spec.roots)
 
 
 @final
