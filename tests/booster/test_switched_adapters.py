@@ -1,5 +1,6 @@
 """Adapters that a program switches, turns off and merges between steps, as in one process."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +62,11 @@ def train(plugin: str, folder: Path) -> list[float]:
     return losses
 
 
+def config_in(file: Path) -> dict[str, Any]:
+    config = json.loads(file.read_text())
+    return config | {"target_modules": sorted(config["target_modules"])}  # peft writes a set, in any order
+
+
 @pytest.mark.parametrize(
     "plugin", ["pp2", *(pytest.param(each, marks=pytest.mark.slow) for each in ("tp2", "tp2 pp2", "pp2 zero1"))]
 )
@@ -72,7 +78,7 @@ def test_adapters_switch_as_in_one_process(plugin: str, tmp_path: Path) -> None:
     assert len(files) == 6  # of each adapter, and of the one that was active when the model was saved
     for file in files:
         if file.suffix == ".json":
-            assert (tmp_path / "sharded" / file).read_text() == (tmp_path / "alone" / file).read_text()
+            assert config_in(tmp_path / "sharded" / file) == config_in(tmp_path / "alone" / file)
             continue
         values = load_file(tmp_path / "alone" / file)
         torch.testing.assert_close(load_file(tmp_path / "sharded" / file), values, rtol=1e-9, atol=1e-12)
