@@ -2,7 +2,9 @@
 """The one table of keywords: none is lost between a signature and the options, and what is refused names a way."""
 
 import inspect
+from collections.abc import Callable
 from dataclasses import fields
+from functools import partial
 from typing import Any
 
 import pytest
@@ -16,6 +18,7 @@ from colossal._src.booster.plugin.zero_options import ZeroOptions
 from colossal._src.interface.keywords import FIELDS, REFUSED, Clipping, Keywords, check_known, keywords_for
 from colossal._src.zero import ZeroConfig
 from colossal._src.zero.gemini import GeminiConfig
+from colossal.booster import Booster
 from colossal.booster.mixed_precision import FP16NaiveMixedPrecision
 from colossal.booster.plugin import (
     GeminiPlugin,
@@ -25,6 +28,7 @@ from colossal.booster.plugin import (
     TorchFSDPPlugin,
 )
 from colossal.errors import ConfigError, UnsupportedError
+from colossal.legacy.booster import MoeHybridParallelPlugin
 from colossal.shardformer import ShardConfig
 from colossal.testing import fake_world
 from colossal.zero import zero_optim_wrapper
@@ -142,8 +146,39 @@ def test_norms_out_of_range(options: dict[str, float]) -> None:
         Clipping(**options)
 
 
-def test_a_plugin_cannot_be_changed_where_nothing_would_look() -> None:
-    for plugin in (GeminiPlugin(), LowLevelZeroPlugin()):
-        with pytest.raises(AttributeError, match="max_norm"):
-            plugin.max_norm = 1.0  # pyright: ignore[reportAttributeAccessIssue]
-        assert plugin.max_norm == 0.0
+CONSTRUCTED: dict[str, tuple[Callable[[], Any], str]] = {
+    "Gemini": (GeminiPlugin, "max_norm"),
+    "ZeRO": (LowLevelZeroPlugin, "max_norm"),
+    "pipeline": (partial(HybridParallelPlugin, 1, 2, num_microbatches=2), "num_microbatches"),
+    "size of micro-batches": (partial(HybridParallelPlugin, 1, 2, num_microbatches=2), "microbatch_size"),
+    "size of an axis": (partial(HybridParallelPlugin, 2, 1), "tp_size"),
+    "DDP": (TorchDDPPlugin, "find_unused_parameters"),
+    "FSDP": (TorchFSDPPlugin, "sharding_strategy"),
+    "mixture of experts": (partial(MoeHybridParallelPlugin, 1, 1, 2), "microbatch_size"),
+    "Booster": (partial(Booster, device="cpu"), "max_norm"),
+}
+
+
+@pytest.mark.parametrize("case", CONSTRUCTED)
+def test_options_cannot_be_set_where_nothing_would_look(case: str) -> None:
+    construct, name = CONSTRUCTED[case]
+    made = construct()
+    before = dict(vars(made))
+    with pytest.raises(ConfigError, match=rf"{name}=4 set afterwards.*Pass {type(made).__name__}\({name}=\.\.\.\)"):
+        setattr(made, name, 4)
+    assert vars(made) == before
+
+
+class OwnPlugin(HybridParallelPlugin):
+    def __init__(self, layers: int, num_microbatches: int) -> None:
+        super().__init__(1, 2, num_microbatches=num_microbatches)
+        self.layers = layers
+
+
+def test_a_plugin_of_a_program_keeps_its_own_options() -> None:
+    plugin = OwnPlugin(3, 2)
+    plugin.layers += 1
+    plugin.note = "of the program"  # pyright: ignore[reportAttributeAccessIssue]
+    assert plugin.layers == 4
+    with pytest.raises(ConfigError, match=r"Pass OwnPlugin\(num_microbatches=\.\.\.\)"):
+        plugin.num_microbatches = 4  # pyright: ignore[reportAttributeAccessIssue]

@@ -347,3 +347,21 @@ def test_a_profiler_sees_that_gradients_are_discarded() -> None:
         optimizer.zero_grad()
     assert weight.grad is None
     assert "Optimizer.zero_grad#SGD.zero_grad" in [event.key for event in profile.key_averages()]
+
+
+def test_the_norm_of_clipping_can_change_between_steps() -> None:
+    weight = nn.Parameter(torch.zeros(2, dtype=torch.float64))
+    optimizer = OptimizerWrapper(torch.optim.SGD([weight], lr=1.0), max_norm=5.0)
+    moved = []
+    for max_norm in (None, 1.0, 0.0):
+        if max_norm is not None:
+            optimizer.max_norm = max_norm
+        before = weight.detach().clone()
+        optimizer.backward((weight * torch.tensor([6.0, 8.0], dtype=torch.float64)).sum())
+        optimizer.step()
+        optimizer.zero_grad()
+        moved.append((weight.detach() - before).norm().item())
+    assert moved == pytest.approx([5.0, 1.0, 10.0], rel=1e-5)
+    with pytest.raises(ConfigError, match="at least 0.*Found max_norm=-1"):
+        optimizer.max_norm = -1.0
+    assert optimizer.max_norm == 0.0

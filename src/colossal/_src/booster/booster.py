@@ -38,6 +38,7 @@ from colossal._src.interface import (
     BoostResult,
     Capabilities,
     Criterion,
+    FixedOptions,
     ModelWrapper,
     NonFiniteCheck,
     OptimizerWrapper,
@@ -62,7 +63,7 @@ if TYPE_CHECKING:
 
 
 @final
-class Booster(CheckpointMixin, LoraMixin, SamplesMixin):
+class Booster(FixedOptions, CheckpointMixin, LoraMixin, SamplesMixin):
     """Turns the parts of a single-process training program into those of a parallel one.
 
     Args:

@@ -72,16 +72,19 @@ def adapters_of(model: nn.Module) -> "tuple[nn.Module, PeftModel]":
     tree = trees[0]
     if full_spec is not None:
         tree = nn.Module()
-        tree.full_spec = replace(found.adapters, roots=tuple(trees), ranks=full_spec.ranks)
+        tree.full_spec = replace(
+            found.adapters[found.active_adapter].adapters, roots=tuple(trees), ranks=full_spec.ranks
+        )
     return tree, roots[0]
 
 
-def adapter_tree(adapted: "PeftModel") -> nn.Module:
+def adapter_tree(adapted: "PeftModel", adapter: str | None = None) -> nn.Module:
     """Return modules whose state is the adapters alone, under the names that peft's files use.
 
+    By default they are those of the active one.
     What is in the tree is in the model: loading into it changes the model, and shards stay shards.
     """
-    names = AdapterNames.of(adapted)
+    names = AdapterNames.of(adapted, adapter)
     state = adapted.state_dict(keep_vars=True)
     tree = nn.Module()
     # a stage of a pipeline whose layers have no adapters has nothing to save, and takes part

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 from colossal._src.interface.adapter_names import (
     AdapterNames,
     active_adapter,
+    has_adapter_layers,
     is_peft_model,
     model_without_adapters,
     saved_copies,
@@ -20,6 +21,7 @@ from colossal._src.interface.boost_types import (
     reduce_in_each_pass,
 )
 from colossal._src.interface.copies import copy_module, copy_refusal, refuse_copy
+from colossal._src.interface.fixed_options import FixedOptions
 from colossal._src.interface.flat_values import is_program
 from colossal._src.interface.full_spec import FullModelSpec, FullOptimizerSpec, Peers, full_spec_of
 from colossal._src.interface.guarded_params import (
@@ -42,7 +44,7 @@ from colossal._src.interface.model import (
 from colossal._src.interface.nonfinite_check import NonFiniteCheck
 from colossal._src.interface.optimizer import OptimizerWrapper, num_boosted_steps
 from colossal._src.interface.optimizer_check import check_optimizer
-from colossal._src.interface.refusal import SAVE_AND_GENERATE, SAVE_AND_MERGE, lift_refusals, refuse
+from colossal._src.interface.refusal import SAVE_AND_GENERATE, SAVE_AND_MERGE, lift_refusals, refuse, stage_hint
 
 if TYPE_CHECKING:
     from colossal._src.interface.full_state_dict import full_items, full_state
@@ -91,6 +93,7 @@ __all__ = [
     "Clipping",
     "Criterion",
     "Executor",
+    "FixedOptions",
     "FullModelSpec",
     "FullOptimizerSpec",
     "Keywords",
@@ -118,6 +121,7 @@ __all__ = [
     "full_spec_of",
     "full_state",
     "get_pretrained_path",
+    "has_adapter_layers",
     "has_adapters",
     "has_master_weight",
     "has_uniform_state",
@@ -138,6 +142,7 @@ __all__ = [
     "saved_copies",
     "set_pretrained_path",
     "set_random_streams",
+    "stage_hint",
     "uniform_state_like",
     "unwrap_compiled",
     "unwrap_model",

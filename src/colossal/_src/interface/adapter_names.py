@@ -24,9 +24,12 @@ class AdapterNames:
     adapters: Mapping[str, str]
 
     @classmethod
-    def of(cls, model: nn.Module) -> Self | None:
-        """Look for adapters in a model, without importing peft: where it is not loaded, there are none."""
-        if not any(_base_children(module) for module in model.modules()):
+    def of(cls, model: nn.Module, adapter: str | None = None) -> Self | None:
+        """Look for adapters in a model, without importing peft: where it is not loaded, there are none.
+
+        Those of the named one, by default of the one that is trained, have the names of peft's files.
+        """
+        if not has_adapter_layers(model):
             return None
         from peft import get_peft_model_state_dict
 
@@ -34,7 +37,7 @@ class AdapterNames:
         state = {name: name for name in model.state_dict(keep_vars=True)}  # of which peft looks at the keys only
         with _without_values(model):
             found = get_peft_model_state_dict(
-                adapted, state_dict=state, adapter_name=active_adapter(adapted), save_embedding_layers=False
+                adapted, state_dict=state, adapter_name=adapter or active_adapter(adapted), save_embedding_layers=False
             )
         base = model_without_adapters(model)
         start = next(name for name, module in model.named_modules() if module is base)
@@ -44,6 +47,11 @@ class AdapterNames:
             {name: path for name, path in paths.items() if path is not None},
             {missing + str(saved): str(name) for saved, name in found.items()},
         )
+
+
+def has_adapter_layers(model: nn.Module) -> bool:
+    """Whether layers of a model, or of a stage of one, have adapters."""
+    return any(_base_children(module) for module in model.modules())
 
 
 def model_without_adapters(module: nn.Module) -> nn.Module:

@@ -36,6 +36,24 @@ class ClippingMixin:
     def _grads(self) -> list[torch.Tensor]:
         return [grad for grad in map(grad_of, self.parameters) if grad is not None]
 
+    @property
+    def max_norm(self) -> float:
+        """The largest common norm of the gradients that a step uses, 0 for none; set on all ranks, it counts from then.
+
+        Raises:
+            ConfigError: It is set to a norm below 0.
+        """
+        return self._max_norm
+
+    @max_norm.setter
+    def max_norm(self, value: float) -> None:
+        if not value >= 0:
+            raise ConfigError(
+                f"Gradients are clipped to a norm of at least 0, which does not clip. Found max_norm={value}. Set 0.0 "
+                "or more."
+            )
+        self._max_norm = value
+
     def set_max_norm(self, max_norm: float, norm_type: float = 2.0) -> None:
         """Clip the common norm of the gradients before each step.
 

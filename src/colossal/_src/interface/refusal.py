@@ -1,6 +1,6 @@
 """Methods of a user's own model that need what no rank has, or that this rank has only a part of."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, NoReturn, final
 
 import torch
@@ -66,9 +66,20 @@ def attribute_hint(original: nn.Module, name: str) -> str:
             keep_peft = "" if own is base else "unwrap_peft=False"
             return f"The model that was boosted has it: use model.unwrap({keep_peft}).{name}"
     full_spec = full_spec_of(original)
-    if full_spec is not None and any(hasattr(root, name) for root in full_spec.roots):
-        return f"The model is partitioned into pipeline stages: use {name} of the model before it is boosted"
-    return ""
+    return "" if full_spec is None else stage_hint(full_spec.roots, name)
+
+
+def stage_hint(roots: Sequence[nn.Module], name: str) -> str:
+    """Say how to access an attribute of a model in stages; empty if the model does not have it."""
+    if name.startswith("__") or not any(hasattr(root, name) for root in roots):
+        return ""
+    hint = f"The model is partitioned into pipeline stages: use {name} of the model before it is boosted"
+    if not isinstance(getattr(roots[0], name), nn.Module):
+        return hint
+    return (
+        f"{hint}; or model.unwrap().stages[0].module.{name}, with the layers of this rank. Files that "
+        "booster.save_model(model, directory) writes have all of them"
+    )
 
 
 def explain_transform(error: RuntimeError) -> None:

@@ -2,7 +2,7 @@
 
 import hashlib
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache
 from typing import Any, final
@@ -30,7 +30,7 @@ from colossal._src.pipeline.stage import Stage
 from colossal._src.pipeline.tied_gradients import TiedGradientReducer, shared_parameters_of
 from colossal._src.pipeline.timeline import Timeline
 from colossal._src.tensor import refuse_collected_outputs, refuse_given_cache
-from colossal.errors import CommunicationError, ConfigError, UnsupportedError
+from colossal.errors import CommunicationError, ConfigError, ShapeError, UnsupportedError
 
 Criterion = Callable[[Any, Any], torch.Tensor]
 
@@ -60,14 +60,16 @@ class PipelineExecutor:
         forward_context: Callable[[], AbstractContextManager[Any]] = nullcontext,
         given_schedule: GivenSchedule | None = None,  # in place of that of the style
         full_spec: Any = None,  # with the configuration of the full model, in which programs set flags
+        check_length: Callable[[int], None] | None = None,  # refuses numbers of tokens that ranks cannot shard
     ) -> None:
         self.stages = {stage.index: stage for stage in stages}
         self._placement, self._mesh, self._microbatching = placement, mesh, microbatching
         self._links = make_links(mesh, peer_pairs(placement, shared_parameters_of(stages)))
         self._shared = TiedGradientReducer(self.stages, placement, self._links, mesh.rank("pp"))
         self._caches = enable_metadata_cache
-        self._known: dict[int, dict[int, tuple[TensorMeta, ...]]] = {}
-        self._context, self._full_spec = forward_context, full_spec
+        self._known: dict[tuple[int, ...], dict[int, tuple[TensorMeta, ...]]] = {}
+        self._parameters = [parameter for stage in stages for parameter in stage.parameters()]
+        self._context, self._full_spec, self._check_length = forward_context, full_spec, check_length
         schedule, self._given = given_schedule or SCHEDULES[style], given_schedule
         self._orders = cache(lambda number, trains: (schedule if trains else forward_only)(placement, number))
         self._recorded: list[Pass] | None = None
@@ -84,12 +86,13 @@ class PipelineExecutor:
         """Run the next batch: forward, and backward if there is an optimizer and gradients are enabled.
 
         Communication: per micro-batch and border between stages, hidden states forward and their gradients back;
-        all_gather, pp, 8 bytes, to see that all ranks have the same batch; broadcast, pp, 16 bytes, of the loss.
+        all_gather, pp, 16 bytes, to see that all ranks have the same batch; broadcast, pp, 16 bytes, of the loss.
         """
         trains = optimizer is not None and torch.is_grad_enabled()
         batches, signature, checks_loss = self._next_micro_batches(data_iter, trains)
         orders = self._orders(len(batches), trains)
-        # By the shapes of the batch, on which those between stages depend.
+        # By the shapes of the batch, on which those between stages depend, and by the parameters that are trained, on
+        # which it depends whether gradients go back: a program may freeze and thaw layers between steps.
         known = self._known.setdefault(signature, {}) if self._caches else {}
         step = PipelineStep(
             self.stages,
@@ -163,7 +166,7 @@ class PipelineExecutor:
             self._mesh.accelerator.synchronize()
         return time.time()
 
-    def _next_micro_batches(self, data_iter: Iterator[Any], trains: bool) -> tuple[list[Any], int, bool]:
+    def _next_micro_batches(self, data_iter: Iterator[Any], trains: bool) -> tuple[list[Any], tuple[int, ...], bool]:
         """Split the next batch, check that all ranks have the same, and look for micro-batches without labels."""
         batches, signature, lacking, problem = [], 0, False, None
         try:
@@ -176,16 +179,16 @@ class PipelineExecutor:
                 lacking = any(lacks_labels(on_host, len(batches)))
             descriptions = [TensorMeta.of(tensor) for tensor in tensors_in(batches[0])]
             text = repr((len(batches), trains, descriptions, self._given)).encode()
-            # 7 bytes, so that it fits into a signed 64-bit integer; 0 stays for ranks without a batch.
-            signature = int.from_bytes(hashlib.blake2b(text, digest_size=7).digest())
-            self._check_outputs(batches[0])
-        except (StopIteration, ConfigError, UnsupportedError, CommunicationError) as error:
+            signature = _digest(text)  # 0 stays for ranks without a batch
+            self._check_inputs(batches[0])
+        except (StopIteration, ConfigError, ShapeError, UnsupportedError, CommunicationError) as error:
             problem = error
         # Reached also by a rank that has no batch: the others would wait for it until the timeout.
         # Negative from ranks that found a micro-batch without labels: then all of them look at the loss.
-        own = torch.tensor([-signature if lacking else signature], device="cpu")
+        trained = _digest(bytes(parameter.requires_grad for parameter in self._parameters))
+        own = torch.tensor([-signature if lacking else signature, trained], device="cpu")
         gathered: list[int] = Channel("pp", self._mesh).all_gather(own, dim=0).tolist()
-        found = [abs(each) for each in gathered]
+        found = [abs(each) for each in gathered[::2]]
         if problem is not None:
             raise problem
         if _UNFINISHED in found:
@@ -199,7 +202,7 @@ class PipelineExecutor:
                 f"{'' if self._given is None else ', or another order of passes'}. "
                 "Make the dataloader by plugin.prepare_dataloader, or give all of them the same."
             )
-        return batches, signature, min(gathered) < 0
+        return batches, (signature, *gathered[1::2]), min(gathered) < 0
 
     @staticmethod
     def _unfinished_error(what: str) -> CommunicationError:
@@ -209,7 +212,9 @@ class PipelineExecutor:
             "exceptions out of a step: smaller micro-batches if memory was full."
         )
 
-    def _check_outputs(self, batch: Any) -> None:
+    def _check_inputs(self, batch: Any) -> None:
+        if self._check_length is not None and isinstance(batch, Mapping) and "input_ids" in batch:
+            self._check_length(batch["input_ids"].shape[-1])  # the first stage alone would find it
         if self._placement.num_stages > 1:
             models = [self._full_spec, *(stage.module for stage in self.stages.values())]
             found = "Found a model in pipeline stages, each of which has some of the layers."
@@ -244,3 +249,8 @@ class PipelineExecutor:
         if last not in known:  # reading makes the host wait for the device
             known[last] = (TensorMeta((), _LOSS_DTYPES[int(payload[1])], False),)
         return payload[0].to(known[last][0].dtype)
+
+
+def _digest(text: bytes) -> int:
+    """Return 7 bytes, which fit into a signed 64-bit integer."""
+    return int.from_bytes(hashlib.blake2b(text, digest_size=7).digest())

@@ -20,14 +20,14 @@ from colossal._src.booster.plugin.dataloader import (
 )
 from colossal._src.checkpoint_io import CheckpointIO
 from colossal._src.cluster import AXES, Axis, ParallelMesh, ambient_mesh
-from colossal._src.interface import Boosted, ModelWrapper, OptimizerWrapper, Parts
+from colossal._src.interface import Boosted, FixedOptions, ModelWrapper, OptimizerWrapper, Parts
 from colossal._src.tensor import DATA, move_module
 
 if TYPE_CHECKING:
     from colossal._src.booster.lora import Lora
 
 
-class Plugin(ABC):
+class Plugin(FixedOptions, ABC):
     """A kind of parallelism: chooses how `Booster.boost` wraps a model and its optimizer.
 
     Attributes:

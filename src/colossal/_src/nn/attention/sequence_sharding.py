@@ -54,17 +54,27 @@ class SequenceSharding:
         Raises:
             ShapeError: The tokens do not divide evenly.
         """
+        self.check_length(tensor.shape[dim])
         chunks = self._chunks_of(self.mesh.rank(self.axis))
-        number = self.size * len(chunks)
-        if tensor.shape[dim] % number:
-            length = tensor.shape[dim]
+        parts = tensor.chunk(self.size * len(chunks), dim)
+        return torch.cat([parts[chunk] for chunk in chunks], dim) if self.is_zigzag else parts[chunks[0]]
+
+    def check_length(self, length: int) -> None:
+        """Reject sequences that cannot be sharded.
+
+        Args:
+            length: Their number of tokens.
+
+        Raises:
+            ShapeError: The tokens do not divide evenly.
+        """
+        number = self.size * len(self._chunks_of(0))
+        if length % number:
             raise ShapeError(
                 f"A sequence sharded over {self.size} ranks is split into {number} equal chunks. Found {length} "
                 f"tokens. Pad batches to a multiple of {number}, such as {-(-length // number) * number}, with tokens "
                 "that the attention mask and the labels leave out."
             )
-        parts = tensor.chunk(number, dim)
-        return torch.cat([parts[chunk] for chunk in chunks], dim) if self.is_zigzag else parts[chunks[0]]
 
     def gather(self, tensor: torch.Tensor, dim: int = 1) -> torch.Tensor:
         """Gather the tokens of all ranks.

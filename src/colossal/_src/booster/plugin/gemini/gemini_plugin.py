@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 @final
-@dataclass(frozen=True, eq=False, repr=False)
+@dataclass(eq=False, repr=False)
 class GeminiPlugin(DataParallelPlugin):
     """Shares parameters, gradients and optimizer states among the data-parallel ranks: ZeRO-3, by chunks.
 
@@ -199,7 +199,7 @@ class GeminiPlugin(DataParallelPlugin):
     _own_mesh: ParallelMesh | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "device", None if self.device is None else torch.device(self.device))
+        self.device = None if self.device is None else torch.device(self.device)
         from colossal._src.shardformer import ShardConfig
         from colossal._src.zero.gemini import GeminiConfig
 
@@ -212,8 +212,8 @@ class GeminiPlugin(DataParallelPlugin):
             keywords.read(concern)
         zero, clipping = keywords.read(ZeroConfig, stage=2), keywords.read(Clipping)
         options = keywords.read(ZeroOptions, plugin="GeminiPlugin", zero=zero, clipping=clipping)
-        object.__setattr__(self, "_zero", options)
-        object.__setattr__(self, "_sharding", keywords.read(ShardConfig, parallel_output=False))
+        self._zero = options
+        self._sharding = keywords.read(ShardConfig, parallel_output=False)
 
     @property
     def _shards_model(self) -> bool:
@@ -230,7 +230,7 @@ class GeminiPlugin(DataParallelPlugin):
         if self.tp_size == 1 or (ambient is not None and ambient.size("tp") == self.tp_size):
             return current_mesh()
         if self._own_mesh is None:
-            object.__setattr__(self, "_own_mesh", ParallelMesh(tp=self.tp_size))
+            self._own_mesh = ParallelMesh(tp=self.tp_size)
         assert self._own_mesh is not None
         return self._own_mesh
 

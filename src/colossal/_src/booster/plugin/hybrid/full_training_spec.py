@@ -1,16 +1,17 @@
 """What ranks remember of a full model and its optimizer, so that checkpoints are those of one process."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Self, final
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Self, final
 
 from torch import nn
 from torch.optim import Optimizer
 
+from colossal._src.booster.plugin.hybrid.stage_adapters import AdapterSpec
 from colossal._src.booster.plugin.hybrid.stage_sharding import parameters_of
 from colossal._src.cluster import AXES, Axis, ParallelMesh
 from colossal._src.comm import gather_objects
-from colossal._src.interface import FullModelSpec, FullOptimizerSpec, is_peft_model
+from colossal._src.interface import FullModelSpec, FullOptimizerSpec
 from colossal._src.pipeline import FullOutline, Stage, StageModules, StagePlacement
 from colossal._src.tensor import parameter_names
 from colossal.errors import ConfigError
@@ -24,7 +25,7 @@ class FullTrainingSpec:
     names: dict[nn.Parameter, list[str]]  # all names of each parameter
     full_spec: FullModelSpec  # what the state of the model holds
     groups: tuple[tuple[str, ...], ...]  # the names of the parameters of each group of the optimizer
-    adapters: FullModelSpec | None = None  # what the files of its low-rank adapters hold; None without any
+    adapters: Mapping[str, AdapterSpec] = field(default_factory=dict[str, AdapterSpec])  # its low-rank ones, by name
     outline: FullOutline | None = None  # of a model whose stages the user built; None for one that is partitioned
 
     @classmethod
@@ -33,13 +34,7 @@ class FullTrainingSpec:
         names = parameter_names(model)
         groups = [] if optimizer is None else optimizer.param_groups
         held = tuple(tuple(names[parameter][0] for parameter in group["params"]) for group in groups)
-        adapters = None
-        if is_peft_model(model):
-            from colossal._src.checkpoint_io import adapter_tree
-
-            adapted: Any = model
-            adapters = FullModelSpec.of(adapter_tree(adapted))
-        return cls(names, FullModelSpec.of(model), held, adapters)
+        return cls(names, FullModelSpec.of(model), held, AdapterSpec.of_all(model))
 
     @classmethod
     def of_stage_modules(

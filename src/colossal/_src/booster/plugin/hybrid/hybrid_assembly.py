@@ -27,6 +27,7 @@ from colossal._src.booster.plugin.hybrid.batch_executor import BatchExecutor
 from colossal._src.booster.plugin.hybrid.full_training_spec import FullTrainingSpec
 from colossal._src.booster.plugin.hybrid.hybrid_options import HybridOptions
 from colossal._src.booster.plugin.hybrid.pipelined_model import GradientAverager, HybridExecutor, PipelinedModel
+from colossal._src.booster.plugin.hybrid.stage_refusal import refused_by_all_stages
 from colossal._src.booster.plugin.hybrid.stage_sharding import (
     cast_stage_inputs_and_outputs,
     check_sharded_stages,
@@ -101,7 +102,7 @@ def build(begin: Assembly) -> Assembly:
     """Build what a rank trains, but for what connects it with its replicas and other stages.
 
     Communication: broadcast, tp, sp, dp and pp, the bytes of the stages: all ranks start from the values of the first;
-    all_reduce, pp, 16 bytes.
+    all_reduce, pp, 16 bytes, by which stages learn that they are of one model and what one of them refuses.
     """
     steps: Sequence[Callable[[Assembly], Assembly]] = (
         check,
@@ -151,8 +152,12 @@ def broadcast_values(assembly: Assembly) -> Assembly:
 
 
 def shard(assembly: Assembly) -> Assembly:
-    """Shard each stage over tp, and set up sequence parallelism."""
-    shard_stages(assembly.stages, assembly.plan, assembly.chosen, assembly.options, assembly.mesh)
+    """Shard each stage over tp, and set up sequence parallelism.
+
+    Communication: that of `refused_by_all_stages`.
+    """
+    with nullcontext() if assembly.is_planned else refused_by_all_stages(assembly.mesh):
+        shard_stages(assembly.stages, assembly.plan, assembly.chosen, assembly.options, assembly.mesh)
     return assembly
 
 
@@ -195,7 +200,8 @@ def wrap_optimizer(assembly: Assembly) -> Assembly:
         return assembly
     if options.ddp.fp8_communication:
         tied = any(stage.shared for stage in assembly.stages)
-        check_equal_rounding(assembly.trained.parameters(), has_tied_stages=tied)
+        with nullcontext() if assembly.is_planned else refused_by_all_stages(mesh):
+            check_equal_rounding(assembly.trained.parameters(), has_tied_stages=tied)
     scaled = options.dtype == torch.float16
     scaler: LossScaler = DynamicScaler(assembly.loss_scale, assembly.device.type) if scaled else NoScaler()
     names, full_spec = assembly.full_spec.names_of(assembly.stages), assembly.full_spec.optimizer_spec(mesh)
@@ -238,6 +244,7 @@ def _connect_pipeline(built: Assembly, zero_shards: ZeroShards | None) -> tuple[
     assert options.microbatching is not None
     streams = RandomStreams(mesh)
     spec = built.full_spec.model_spec_of_stages(stages, mesh)
+    sharing = options.shard_config(mesh).sequence_parallel_config(mesh)
     run = PipelineExecutor(
         stages,
         options.placement,
@@ -248,6 +255,7 @@ def _connect_pipeline(built: Assembly, zero_shards: ZeroShards | None) -> tuple[
         streams,
         options.given_schedule,
         spec,
+        None if sharing is None else sharing.sharding.check_length,
     )
     model = PipelinedModel(stages, run, spec, built.full_spec.adapters)
     wrapper = ModelWrapper(model)

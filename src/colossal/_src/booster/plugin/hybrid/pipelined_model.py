@@ -2,12 +2,21 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
+from functools import partial
 from typing import Any, final
 
 import torch
 from torch import nn
 
 from colossal._src.booster.plugin.ddp.torch_ddp import DDPConfig
+from colossal._src.booster.plugin.hybrid.stage_adapters import (
+    READ,
+    SWITCHES,
+    AdapterSpec,
+    call_in_all,
+    disabled_adapters,
+)
 from colossal._src.booster.plugin.replica_sync import GradientSync
 from colossal._src.cluster import ParallelMesh
 from colossal._src.comm import all_reduce_fp8, count_collective, fp8_nbytes, group_into_buckets
@@ -19,6 +28,7 @@ from colossal._src.interface import (
     copy_module,
     model_without_adapters,
     refuse,
+    stage_hint,
 )
 from colossal._src.pipeline import PipelineExecutor, RowExecutor, Stage, Timeline
 from colossal._src.shardformer import switch_checkpointing
@@ -31,8 +41,13 @@ _REFUSED: Mapping[str, str] = {
         f"colossal.inference.InferenceEngine, whose generate runs the stages. Or: {SAVE_AND_GENERATE}"
     ),
     "merge_and_unload": f"Merging takes adapters of all layers. Found a model in pipeline stages. {SAVE_AND_MERGE}",
+    "unload": (
+        "unload takes the adapters off a full model. Found a model in pipeline stages. Run it without them by "
+        "model.unwrap().disable_adapter(), a context; or save it by booster.save_model(model, directory, shard=True, "
+        "use_safetensors=True), and from_pretrained(directory) loads the base model."
+    ),
 }
-_OF_FULL_MODEL = "The model is partitioned into pipeline stages: use {0} of the model before it is boosted."
+_SUBSCRIPT = "The model is partitioned into pipeline stages: use modules of the model before it is boosted."
 _CHECKPOINT_KWARGS: Mapping[str, Any] = {"use_reentrant": False, "preserve_rng_state": True}
 
 
@@ -45,10 +60,10 @@ class PipelinedModel(nn.Module):
         stages: Sequence[Stage],
         run: PipelineExecutor,
         full_spec: FullModelSpec,
-        adapters: FullModelSpec | None = None,
+        adapters: Mapping[str, AdapterSpec] | None = None,
     ) -> None:
         super().__init__()
-        self.full_spec, self.adapters = full_spec, adapters
+        self.full_spec, self.adapters = full_spec, dict(adapters or {})
         self.stages = nn.ModuleList(stages)
         for name, message in _REFUSED.items():
             own = [each for root in full_spec.roots for each in (root, model_without_adapters(root))]
@@ -109,7 +124,7 @@ class PipelinedModel(nn.Module):
 
     def __getitem__(self, _index: Any) -> Any:
         """Refuse: numbers of modules are those of the full model, of which this rank has some."""
-        raise TypeError(f"{type(self).__name__!r} object is not subscriptable. {_OF_FULL_MODEL.format('modules')}")
+        raise TypeError(f"{type(self).__name__!r} object is not subscriptable. {_SUBSCRIPT}")
 
     def __getattr__(self, name: str) -> Any:
         """Find the configuration of the full model, and the device, type and submodules of what this rank has of it."""
@@ -118,6 +133,11 @@ class PipelinedModel(nn.Module):
         full_spec: FullModelSpec | None = vars(self).get("full_spec")
         if name == "config" and full_spec is not None and full_spec.config is not None:
             return full_spec.config
+        if full_spec is not None and vars(self)["adapters"]:
+            if name in SWITCHES:
+                return partial(self._switch_adapters, name)
+            if name in READ:
+                return getattr(full_spec.roots[0], name)
         try:
             return super().__getattr__(name)
         except AttributeError as error:
@@ -125,25 +145,28 @@ class PipelinedModel(nn.Module):
             own = getattr(stages[0].module, name, None) if len(stages) == 1 else None
             if isinstance(own, nn.Module) and next(own.parameters(), None) is not None:
                 return own
-            if _is_of_full_model(full_spec, name):
-                raise AttributeError(f"{error}. {_OF_FULL_MODEL.format(name)}") from None
+            if full_spec is not None and (hint := stage_hint(full_spec.roots, name)):
+                raise AttributeError(f"{error}. {hint}.") from None
             raise
+
+    def _switch_adapters(self, name: str, *args: Any, **kwargs: Any) -> Any:
+        """Call a method of peft in all stages; files then hold the active adapter under the names of peft's files."""
+        roots: Any = self.full_spec.roots
+        if name == "disable_adapter":
+            return disabled_adapters(roots)
+        call_in_all(roots, name, *args, **kwargs)
+        self.full_spec = replace(self.full_spec, adapter_names=self.adapters[self.active_adapter].names)
+        return None
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Refuse to set what the full model has, such as its loss function: stages would not see it."""
         own = vars(self)
         is_new = "_run" in own and name not in own and name not in own["_modules"] and not hasattr(type(self), name)
-        if is_new and _is_of_full_model(own["full_spec"], name):
+        if is_new and (hint := stage_hint(own["full_spec"].roots, name)):
             raise UnsupportedError(
-                f"Stages of a pipeline have what the model had at boost. Found that {name} is set afterwards. "
-                f"{_OF_FULL_MODEL.format(name)}"
+                f"Stages of a pipeline have what the model had at boost. Found that {name} is set afterwards. {hint}."
             )
         super().__setattr__(name, value)
-
-
-def _is_of_full_model(full_spec: FullModelSpec | None, name: str) -> bool:
-    is_private = name.startswith("__")
-    return not is_private and full_spec is not None and any(hasattr(root, name) for root in full_spec.roots)
 
 
 @final

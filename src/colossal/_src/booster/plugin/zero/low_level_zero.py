@@ -31,7 +31,7 @@ from colossal.errors import ConfigError
 
 
 @final
-@dataclass(frozen=True, eq=False, repr=False)
+@dataclass(eq=False, repr=False)
 class LowLevelZeroPlugin(DataParallelPlugin):
     """Partitions optimizer states, and in stage 2 gradients, over the data-parallel ranks: ZeRO-1 and ZeRO-2.
 
@@ -133,9 +133,9 @@ class LowLevelZeroPlugin(DataParallelPlugin):
     def __post_init__(self) -> None:
         keywords = Keywords.of(self)
         zero, clipping = keywords.read(ZeroConfig), keywords.read(Clipping)
-        object.__setattr__(self, "_scaler", keywords.read(ScalerConfig))
+        self._scaler = keywords.read(ScalerConfig)
         options = keywords.read(ZeroOptions, plugin="LowLevelZeroPlugin", zero=zero, clipping=clipping)
-        object.__setattr__(self, "_options", options)
+        self._options = options
 
     def configure(
         self,
