@@ -147,7 +147,7 @@ def plan_step(
         >>> plan.num_microbatches, plan.num_in_flight, plan.gradient_bytes // plan.num_parameters
         (8, 2, 2)
     """
-    if not isinstance(given := plugin, HybridParallelPlugin):  # pyright: ignore[reportUnnecessaryIsInstance]
+    if not isinstance(given := plugin, HybridParallelPlugin):
         raise ConfigError(
             f"plan_step plans a step of HybridParallelPlugin. Found {type(given).__name__}. Plan HybridParallelPlugin("
             "tp_size=1, pp_size=1, zero_stage=1), or ask `colossal estimate` for any plugin."
