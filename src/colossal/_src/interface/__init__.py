@@ -21,7 +21,6 @@ from colossal._src.interface.boost_types import (
     reduce_in_each_pass,
 )
 from colossal._src.interface.copies import copy_module, copy_refusal, refuse_copy
-from colossal._src.interface.fixed_options import FixedOptions
 from colossal._src.interface.flat_values import is_program
 from colossal._src.interface.full_spec import FullModelSpec, FullOptimizerSpec, Peers, full_spec_of
 from colossal._src.interface.guarded_params import (
@@ -54,7 +53,14 @@ if TYPE_CHECKING:
         check_equal_writes,
         check_unwritten_weights,
     )
-    from colossal._src.interface.keywords import Clipping, Keywords, check_known, keywords_for, refuse_unsupported
+    from colossal._src.interface.keywords import (
+        Clipping,
+        FixedOptions,
+        Keywords,
+        check_known,
+        keywords_for,
+        refuse_unsupported,
+    )
     from colossal._src.interface.loaded_states import another_algorithm, check_algorithm
     from colossal._src.interface.param_groups import has_uniform_state, rebind_param_groups, uniform_state_like
     from colossal._src.interface.pretrained import get_pretrained_path, set_pretrained_path
@@ -62,6 +68,7 @@ if TYPE_CHECKING:
 
 _MODULE_OF = {
     "Clipping": "colossal._src.interface.keywords",
+    "FixedOptions": "colossal._src.interface.keywords",
     "Keywords": "colossal._src.interface.keywords",
     "TokenWeighting": "colossal._src.interface.token_weighting",
     "another_algorithm": "colossal._src.interface.loaded_states",

@@ -6,7 +6,6 @@ from typing import Any, final
 import torch
 from torch import nn
 
-from colossal._src.amp import ApexScaler
 from colossal._src.booster.mixed_precision.base import MixedPrecision
 from colossal._src.interface import Criterion, ModelWrapper, OptimizerWrapper
 from colossal.errors import ConfigError, UnsupportedError
@@ -107,6 +106,8 @@ class FP16ApexMixedPrecision(MixedPrecision):
         """
         if optimizer is None:
             return ModelWrapper(self._amp.initialize(model, **self._options)), None, criterion
+        from colossal._src.amp import ApexScaler
+
         names = [optimizer.param_names.get(parameter) for parameter in optimizer.parameters]
         model, optim = self._amp.initialize(model, optimizer.unwrap(), **self._options)
         # apex puts master weights in place of the parameters.
