@@ -9,17 +9,19 @@ import torch
 
 from colossal._src.amp import LossScaler, MasterParams, NoScaler
 from colossal._src.interface.clipping_mixin import ClippingMixin
+from colossal._src.interface.direct_steps import DirectSteps
 from colossal._src.interface.full_spec import FullOptimizerSpec, Peers
 from colossal._src.interface.guarded_params import discard_gradients, guard_parameters, guard_state, plain_parameters
 from colossal._src.interface.local_state import StateMixin
 from colossal._src.interface.nonfinite_check import NonFiniteCheck
 from colossal._src.interface.optimizer_check import check_optimizer
+from colossal._src.interface.optimizer_hooks import HooksMixin
 from colossal._src.interface.torch_optimizer import TorchOptimizer
 from colossal._src.tensor import local_of, local_operations, placement_of, strip_compile_prefix
 from colossal.errors import ConfigError, UnsupportedError
 
 
-class OptimizerWrapper(ClippingMixin, StateMixin, TorchOptimizer):
+class OptimizerWrapper(ClippingMixin, HooksMixin, StateMixin, TorchOptimizer):
     """Decides when gradients become an update: backward, clip, step, zero_grad.
 
     Gradients that the caller sees through the clip methods and `get_grad_norm` are unscaled. Schedules may be built of
@@ -74,14 +76,11 @@ class OptimizerWrapper(ClippingMixin, StateMixin, TorchOptimizer):
         self.masters, self.full_spec = masters, full_spec
         self._max_norm, self._norm_type, self._peers = max_norm, norm_type, peers
         self._name_masters(masters.pairs if masters else {})
-        self._zero_grad_hooks: list[Callable[[], None]] = []
-        self._prepare_backward: list[Callable[[torch.Tensor], None]] = []
-        self._step_checks: list[Callable[[], None]] = []
-        self._save_checks: list[Callable[[], None]] = []
-        self._explain_errors: list[Callable[[Exception], None]] = []
+        self._make_hooks()
         self._reduced: frozenset[torch.Tensor] | None = None
         self._has_scaled_grads = False
         self._nonfinite: NonFiniteCheck | None = None
+        self._direct = DirectSteps.watch(optim, has_masters=masters is not None)
         self._guard()
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -158,47 +157,6 @@ class OptimizerWrapper(ClippingMixin, StateMixin, TorchOptimizer):
                 "are expected: the step is skipped, and the scale falls. Leave it out, or train in bf16 or fp32."
             )
         self._nonfinite = check
-
-    def register_zero_grad_hook(self, callback: Callable[[], None]) -> None:
-        """Register how to discard gradients that are not in the parameters, such as those that wait to be reduced.
-
-        Args:
-            callback: Called by `zero_grad`.
-        """
-        self._zero_grad_hooks.append(callback)
-
-    def register_backward_hook(self, callback: Callable[[torch.Tensor], None]) -> None:
-        """Register what a backward pass is to be prepared by.
-
-        Args:
-            callback: Called before each with a tensor that it begins with.
-        """
-        self._prepare_backward.append(callback)
-
-    def register_backward_error_hook(self, callback: Callable[[Exception], None]) -> None:
-        """Register what explains an error of a backward pass.
-
-        Args:
-            callback: Called with the error, to which it may add a note, or in place of which it raises another.
-        """
-        self._explain_errors.append(callback)
-
-    def register_step_check(self, callback: Callable[[], None]) -> None:
-        """Register what rejects a step that would be wrong.
-
-        Args:
-            callback: Called before each step, with the gradients as backward passes left them.
-        """
-        self._step_checks.append(callback)
-
-    def register_save_check(self, callback: Callable[[], None]) -> None:
-        """Register what rejects a checkpoint that would be wrong; called before each."""
-        self._save_checks.append(callback)
-
-    def check_save(self) -> None:
-        """Raise the errors of these checks; communication: theirs."""
-        for check in self._save_checks:
-            check()
 
     def limit_parameters(self, parameters: Iterable[torch.Tensor]) -> None:
         """Reject groups with other parameters, whose gradients would stay those of one rank.
@@ -308,10 +266,14 @@ class OptimizerWrapper(ClippingMixin, StateMixin, TorchOptimizer):
         return result
 
     def _update(self, *args: Any, **options: Any) -> Any:
-        if not self._is_guarded:
+        if self._direct is None and not self._is_guarded:
             return self.scaler.step(self.optim, *args, **options)
-        with plain_parameters(self.parameters):
+        with plain_parameters(self.parameters) if self._is_guarded else nullcontext(), self.direct_step():
             return self.scaler.step(self.optim, *args, **options)
+
+    def direct_step(self) -> AbstractContextManager[Any]:
+        """Let the wrapped optimizer be stepped, whose own step is refused where it holds master weights."""
+        return self._direct or nullcontext()
 
     def _move_grads(self) -> None:
         # operations look up for each parameter of a subclass whether it overrides them, which those guarded do not

@@ -320,7 +320,8 @@ def _update(optimizer: OptimizerWrapper, built: Assembly) -> None:
                     count_collective("all_reduce", replicas.axis, num_bytes)
         if masters is not None:
             masters.copy_grads_to_masters()
-    optimizer.optim.step()
+    with optimizer.direct_step():
+        optimizer.optim.step()
     if masters is not None:
         masters.copy_params_from_masters()
 
