@@ -67,10 +67,9 @@ def test_checkpoints_see_through_a_compiled_boosted_model(plugin: str, tmp_path:
 # ---------------------------------------------------------------------- where its inputs go
 
 
-def place_of(plugin: str) -> list[Any]:
-    own = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)) if plugin != "tp2" else None  # which takes known families
+def place_of(plugin: str, own: nn.Module) -> list[Any]:
     found: list[Any] = []
-    for each in (None, own):
+    for each in (None, None if plugin == "tp2" else copy.deepcopy(own)):  # tp takes known families
         _, _, model, _ = boosted(plugin, each)
         found += [model.device.type, model.dtype is next(model.unwrap().parameters()).dtype, hasattr(model, "no_name")]
     return found
@@ -78,7 +77,8 @@ def place_of(plugin: str) -> list[Any]:
 
 @pytest.mark.parametrize("plugin", PLUGINS)
 def test_a_boosted_model_has_a_device_and_a_type(plugin: str) -> None:
-    for found in run_threads(place_of, 1 if plugin == "none" else 2, plugin):
+    own = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    for found in run_threads(place_of, 1 if plugin == "none" else 2, plugin, own):
         assert found == ["cpu", True, False] * 2
 
 

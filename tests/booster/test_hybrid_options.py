@@ -1,6 +1,7 @@
 # pyright: reportArgumentType=false, reportAttributeAccessIssue=false, reportCallIssue=false
 """What `HybridParallelPlugin` refuses, what it does in half precision, and how it treats lazy models and sequences."""
 
+import copy
 from typing import Any
 
 import pytest
@@ -141,16 +142,15 @@ def test_an_optimizer_that_has_made_a_step() -> None:
         boost(model, stepped, tp_size=2, size=2)
 
 
-def call_in_stages() -> None:
-    model, *_ = Booster(plugin=HybridParallelPlugin(1, 2, num_microbatches=2, precision="fp32")).boost(
-        nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
-    )
+def call_in_stages(own: nn.Module) -> None:
+    plugin = HybridParallelPlugin(1, 2, num_microbatches=2, precision="fp32")
+    model, *_ = Booster(plugin=plugin).boost(copy.deepcopy(own))
     with pytest.raises(UnsupportedError, match=r"run by booster\.execute_pipeline"):
         model(torch.ones(2, 2))
 
 
 def test_a_model_in_stages_is_not_called() -> None:
-    run_threads(call_in_stages, 2)
+    run_threads(call_in_stages, 2, nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)))
 
 
 class Residual(nn.Sequential):

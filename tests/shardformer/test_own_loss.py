@@ -105,8 +105,9 @@ def test_stages_do_not_take_what_is_set_after_boost() -> None:
             own.loss_function = penalty
         with pytest.raises(AttributeError, match="use resize_token_embeddings of the model before it is boosted"):
             own.resize_token_embeddings(VOCAB + 5)
-        with pytest.raises(AttributeError, match=r"model\.unwrap\(\)\.stages\[0\]\.module\.model, with the layers"):
-            _ = own.model
+        assert own.model is own.stages[0].module.model
+        with pytest.raises(AttributeError, match=r"model\.unwrap\(\)\.stages\[0\]\.module\.lm_head, with the layers"):
+            _ = own.lm_head  # of the last stage
         assert len(own.stages[0].module.model.layers) == 2
         own.name_of_run = "first"  # what no stage has is the program's
         assert own.name_of_run == "first"

@@ -143,7 +143,7 @@ class CheckpointIO:
             def fill() -> WhatWasRead:
                 source.each_file(state.fill, num_threads)
                 entries = state.content(self._writers.ranks, for_safetensors=False).entries
-                return WhatWasRead.of(source, entries, self._writers.rank)
+                return WhatWasRead.of(source.sample(), source.items.keys(), entries, self._writers.rank)
 
             refuse_different_files(self._writers.gather(fill), self._writers.ranks, checkpoint)
             state.log_experts(source.items, checkpoint)

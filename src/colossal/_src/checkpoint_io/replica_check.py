@@ -1,13 +1,13 @@
 """Reports replicas that differ when they are saved, and files that differ between the ranks that load them."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, Self
 
 import torch
 
 from colossal._src.checkpoint_io.index_and_names import listing
-from colossal._src.checkpoint_io.source import Source
 from colossal._src.comm import int64_digest
 from colossal._src.tensor import FlatLayout, Layout, Region, RegionLayout, local_regions_of
 from colossal.errors import CheckpointError
@@ -72,10 +72,9 @@ class WhatWasRead(NamedTuple):
     checksums: Mapping[int, int]
 
     @classmethod
-    def of(cls, source: Source, entries: Sequence[_Entry], rank: int) -> Self:
-        """Describe what a rank has read; tensors that no file has may differ between ranks."""
-        read = [entry for entry in entries if not source.items.keys().isdisjoint(entry.names)]
-        return cls(source.sample(), replica_checksums(read, rank))
+    def of(cls, sample: str, names: AbstractSet[str], entries: Sequence[_Entry], rank: int) -> Self:
+        """Describe a sample of the files, and the entries that they name: others may differ between ranks."""
+        return cls(sample, replica_checksums([each for each in entries if not names.isdisjoint(each.names)], rank))
 
 
 def refuse_different_files(read: Sequence[WhatWasRead], ranks: Sequence[int], checkpoint: str | Path) -> None:

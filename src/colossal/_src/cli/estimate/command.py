@@ -101,8 +101,8 @@ def _show(settings: StepSettings, ranks: list[Any]) -> None:
     click.echo(f"plugin {settings.plugin}, {settings.ranks} ranks, {settings.precision}, {unit} per rank")
     if settings.pp > 1:
         number = settings.num_microbatches or settings.samples
-        size = settings.samples // number
-        parts = f"{number} micro-batch{'es' * (number > 1)} of {size} sample{'s' * (size > 1)}"
+        samples = settings.samples // number
+        parts = f"{number} micro-batch{'es' * (number > 1)} of {samples} sample{'s' * (samples > 1)}"
         click.echo(f"{parts} (set by --batch-size and --num-microbatches)")
     columns = [f"{head:>12}" for head in heads]
     click.echo(f"{'':<22}{''.join(columns)}".rstrip())
