@@ -167,6 +167,11 @@ def compiled() -> list[bool]:
     return agree([found[0]] * 2, found[1:])
 
 
+def dropout_of(plugin: str) -> str:
+    """A layer that every rank has: in a pipeline, one of its own stage."""
+    return f"transformer.h.{torch.distributed.get_rank()}.mlp.dropout" if plugin == "pp2" else "transformer.drop"
+
+
 def save(plugin: str, folder: str) -> list[torch.Tensor]:
     booster, model, optimizer, seen = boosted(plugin)
     torch.manual_seed(100 + torch.distributed.get_rank())
@@ -174,7 +179,7 @@ def save(plugin: str, folder: str) -> list[torch.Tensor]:
     booster.save(folder, model, optimizer, step=1)
     seen.clear()
     step(booster, model, optimizer)
-    return seen["transformer.drop"]
+    return seen[dropout_of(plugin)]
 
 
 def resume(plugin: str, folder: str) -> list[torch.Tensor]:
@@ -182,7 +187,7 @@ def resume(plugin: str, folder: str) -> list[torch.Tensor]:
     torch.manual_seed(200 + torch.distributed.get_rank())
     booster.load(folder, model, optimizer)
     step(booster, model, optimizer)
-    return seen["transformer.drop"]
+    return seen[dropout_of(plugin)]
 
 
 WRITERS, READERS = ("DDP", "tp2", "pp2", "sp2"), ("dp2", "tp2", "pp2", "sp2")

@@ -55,7 +55,7 @@ class Stages:
             just what the layer before has returned; other inputs of the first layer of a stage, and losses that depend
             on what earlier stages compute besides, raise `PlanError` in the first step.
         pre_layers: Modules and parameters of the base model that make hidden states of the inputs, in the order in
-            which they are used.
+            which they are used. On later stages these modules return NaN in the shape of the hidden states.
         layer_outputs: If a layer returns several values: which arguments of the next layer they become, hidden states
             first; an empty name for a value that no other layer needs.
         result: The module around the layers whose result layers of a later list use: a tensor, or an output of

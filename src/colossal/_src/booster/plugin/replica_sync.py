@@ -35,7 +35,6 @@ from colossal._src.tensor import (
 from colossal.errors import ConfigError
 
 _NAMES_SHOWN = 3
-_COMPARED = 64  # elements of each tensor, in which different seeds differ
 
 
 def check_same_lazy_tensors(lazy: Mapping[str, bool], mesh: ParallelMesh) -> None:
@@ -65,25 +64,6 @@ def check_equal_digests(digests: Mapping[str, int], mesh: ParallelMesh) -> None:
             f"All ranks start from the same values, of which each keeps a shard. Found {len(different)} tensors that "
             f"differ: {shown}. Set the same seed on all ranks, or pass sync_module_states=True to start from the "
             "values of rank 0."
-        )
-
-
-def check_same_model(model: nn.Module, mesh: ParallelMesh) -> None:
-    """Make sure that the ranks of the pp axis have built the same values, of which each keeps those of its stages.
-
-    Communication: all_reduce, pp, 16 bytes; if values differ, 16 bytes for each tensor more.
-    """
-    known = {name: each for name, each in model.named_parameters() if not isinstance(each, LazyTensor)}
-    digests = {name: int64_digest(each.detach().flatten()[:_COMPARED]) for name, each in known.items()}
-    groups = [mesh.group("pp")]
-    if not equal_text_on_all_ranks(repr(list(digests.values())), groups):
-        equal = equal_on_all_ranks(list(digests.values()), groups)
-        different = [name for name, same in zip(digests, equal, strict=True) if not same]
-        raise ConfigError(
-            "All ranks of a pipeline build the same model, of which each keeps its stages. Found that values differ in "
-            f"{len(different)} of {len(digests)} parameters: {', '.join(different[:_NAMES_SHOWN])}"
-            f"{', ...' if len(different) > _NAMES_SHOWN else ''}. Set the same seed on all ranks before the model is "
-            "built, torch.manual_seed(0), and load the same weights."
         )
 
 

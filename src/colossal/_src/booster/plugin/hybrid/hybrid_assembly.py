@@ -37,11 +37,7 @@ from colossal._src.booster.plugin.hybrid.stage_sharding import (
     set_placements,
     shard_stages,
 )
-from colossal._src.booster.plugin.replica_sync import (
-    broadcast_buffers_before_forward,
-    broadcast_initial_values,
-    check_same_model,
-)
+from colossal._src.booster.plugin.replica_sync import broadcast_buffers_before_forward, broadcast_initial_values
 from colossal._src.booster.plugin.wrap_units import find_units
 from colossal._src.cluster import ParallelMesh
 from colossal._src.comm import RandomStreams
@@ -102,7 +98,7 @@ def build(begin: Assembly) -> Assembly:
     """Build what a rank trains, but for what connects it with its replicas and other stages.
 
     Communication: broadcast, tp, sp, dp and pp, the bytes of the stages: all ranks start from the values of the first;
-    all_reduce, pp, 16 bytes, by which stages learn that they are of one model and what one of them refuses.
+    all_reduce, pp, 16 bytes, by which stages learn what one of them refuses.
     """
     steps: Sequence[Callable[[Assembly], Assembly]] = (
         check,
@@ -129,8 +125,6 @@ def check(assembly: Assembly) -> Assembly:
         check_sharded_stages(assembly.full_spec.outline, mesh)
         return assembly
     plan, chosen = choose_plan(assembly.model, assembly.policy, assembly.options, mesh)
-    if mesh.size("pp") > 1 and not assembly.is_planned:
-        check_same_model(assembly.model, mesh)
     return replace(assembly, plan=plan, chosen=chosen)
 
 
