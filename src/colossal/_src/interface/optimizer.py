@@ -272,7 +272,11 @@ class OptimizerWrapper(ClippingMixin, HooksMixin, StateMixin, TorchOptimizer):
             return self.scaler.step(self.optim, *args, **options)
 
     def direct_step(self) -> AbstractContextManager[Any]:
-        """Let the wrapped optimizer be stepped, whose own step is refused where it holds master weights."""
+        """Let the wrapped optimizer be stepped, whose own step is refused where it holds master weights.
+
+        Returns:
+            The context in which it may be.
+        """
         return self._direct or nullcontext()
 
     def _move_grads(self) -> None:

@@ -48,7 +48,11 @@ class HooksMixin:
         self._step_checks.append(callback)
 
     def register_save_check(self, callback: Callable[[], None]) -> None:
-        """Register what rejects a checkpoint that would be wrong; called before each."""
+        """Register what rejects a checkpoint that would be wrong.
+
+        Args:
+            callback: Called before each is written.
+        """
         self._save_checks.append(callback)
 
     def check_save(self) -> None:

@@ -134,6 +134,7 @@ class ShardFormer:
 
         Raises:
             PlanError: As of `optimize`, as are the others.
+            MeshError: The plan shards over one axis, and the tp axis of the mesh is arranged otherwise.
 
         Communication: none; its layers communicate when they run.
         """
