@@ -1,6 +1,7 @@
 """A model entirely in half precision: what is cast, and what must not be."""
 
 from collections.abc import Iterable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -9,14 +10,23 @@ from torch.utils._pytree import tree_map
 
 from colossal._src.tensor import grad_of, set_grad
 
+_LEAVES = (torch.Tensor, int, float, str)
+
 
 def cast_floats(value: Any, dtype: torch.dtype) -> Any:
     """Cast the floating-point tensors inside of nested containers."""
+    # torch walks any container, such as outputs of transformers, in ten times the time of these, which most batches are
+    if type(value) is dict:
+        return {key: cast_floats(each, dtype) for key, each in value.items()}
+    if type(value) in (tuple, list):
+        return type(value)([cast_floats(each, dtype) for each in value])
+    if value is None or isinstance(value, _LEAVES):
+        return _cast(value, dtype)
+    return tree_map(partial(_cast, dtype=dtype), value)
 
-    def cast(leaf: Any) -> Any:
-        return leaf.to(dtype) if isinstance(leaf, torch.Tensor) and leaf.is_floating_point() else leaf
 
-    return tree_map(cast, value)
+def _cast(leaf: Any, dtype: torch.dtype) -> Any:
+    return leaf.to(dtype) if isinstance(leaf, torch.Tensor) and leaf.is_floating_point() else leaf
 
 
 def castable_parameters(model: nn.Module) -> Iterator[nn.Parameter]:

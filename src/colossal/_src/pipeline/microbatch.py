@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
-from typing import Any, cast, final
+from typing import Any, final
 
 import torch
 
@@ -62,8 +62,8 @@ def merge_outputs(parts: Sequence[Any]) -> Any:
 
 def lacks_labels(batch: Any, number: int) -> list[bool]:
     """Tell of each of a number of micro-batches whether none of its labels counts: one read, however many."""
-    found = [_is_ignored(tensor, number) for tensor in tensors_in(batch) if _may_be_labels(tensor)]
-    return cast("list[bool]", torch.stack(found).any(0).tolist()) if found else [False] * number
+    found = [_are_ignored(tensor, number) for tensor in tensors_in(batch) if _may_be_labels(tensor)]
+    return [any(each) for each in zip(*found, strict=True)] or [False] * number
 
 
 def refuse_loss_without_labels(loss: torch.Tensor) -> None:
@@ -106,10 +106,11 @@ def _may_be_labels(tensor: torch.Tensor) -> bool:
     return tensor.device.type == "cpu" and not tensor.is_floating_point() and bool(tensor.dim())
 
 
-def _is_ignored(labels: torch.Tensor, number: int) -> torch.Tensor:
-    """Of shape (number,)."""
-    predicted = labels[:, 1:] if labels.dim() > 1 else labels  # nothing predicts the first of a causal model
-    return (predicted == _IGNORED_LABEL).unflatten(0, (number, len(labels) // number)).flatten(1).all(1)
+def _are_ignored(labels: torch.Tensor, number: int) -> list[bool]:
+    values: Any = labels.numpy()  # whose operations take half the time
+    predicted = values[:, 1:] if values.ndim > 1 else values  # nothing predicts the first of a causal model
+    parts = (predicted == _IGNORED_LABEL).reshape(number, predicted.size // number)
+    return parts.all(1).tolist()
 
 
 def _children(tree: Any) -> Sequence[Any]:

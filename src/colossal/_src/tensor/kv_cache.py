@@ -2,7 +2,7 @@
 
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import wraps
 from inspect import signature
 from typing import Any, final
@@ -41,10 +41,13 @@ def stop_caching(model: nn.Module) -> None:
         masks.find_packed_sequence_indices = _unless_known(find)
     for module in model.modules():
         # Stages of a pipeline come here again, to shard their sequences: what the program chose is known by then.
-        is_new = module not in _HOOKED
-        if is_new and hasattr(module, "config") and _POSITIONS in signature(module.forward).parameters:
+        if module in _HOOKED or not hasattr(module, "config"):
+            continue
+        names = list(signature(module.forward).parameters)
+        if _POSITIONS in names:
             _HOOKED.add(module)
-            module.register_forward_pre_hook(_EnterCall(bool(kept.get(id(module.config)))), with_kwargs=True)
+            enter = _EnterCall(names, bool(kept.get(id(module.config))))
+            module.register_forward_pre_hook(enter, with_kwargs=True)
             # Also after an exception, by which the pass of a pipeline stage ends: the stack would keep growing.
             module.register_forward_hook(_leave, always_call=True)
 
@@ -62,7 +65,8 @@ def _unless_known(find: Callable[[torch.Tensor], torch.Tensor | None]) -> Callab
 class _EnterCall:
     """Forward pre-hook: notes whether it is known that no row has several sequences."""
 
-    def __init__(self, keeps_cache: bool) -> None:
+    def __init__(self, names: Sequence[str], keeps_cache: bool) -> None:
+        self._names = tuple(names)  # of the arguments
         self._keeps_cache = keeps_cache  # by the configuration, as the program had set it
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -70,8 +74,8 @@ class _EnterCall:
             return
         if not hasattr(_CALLS, "counts"):
             _CALLS.counts = list[bool]()
-        passed = signature(module.forward).bind_partial(*args, **kwargs).arguments
-        chosen = kwargs.get(_CACHE, passed.get(_CACHE))
+        passed = dict(zip(self._names, args, strict=False)) | kwargs
+        chosen = passed.get(_CACHE)
         keeps_cache = self._keeps_cache if chosen is None else chosen
         recomputes = module.training and getattr(module, "gradient_checkpointing", False)  # and so keeps none
         _CALLS.counts.append(passed.get(_POSITIONS) is None or (keeps_cache and not recomputes))

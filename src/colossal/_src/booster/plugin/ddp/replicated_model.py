@@ -188,7 +188,7 @@ class ReplicatedModel:
         # until a pass averages: other optimizers may have yet to step
         if self._accumulates and self._sync.mesh.size(DATA) > 1:
             check_averaged(optimizer, self._sync.mesh)
-        if self._ddp is None or dist.get_world_size(self._ddp.process_group) == 1 or self._is_reduced():
+        if self._ddp is None or self._is_reduced() or dist.get_world_size(self._ddp.process_group) == 1:
             return
         names = {parameter: name for name, parameter in unwrap_model(self._model).named_parameters()}
         unused = [names.get(each, "one") for each in self._parameters if each.requires_grad and each.grad is None]

@@ -136,9 +136,11 @@ class FSDPSharder:
 
         Communication: all_reduce, dp, the bytes of these gradients.
         """
+        from torch.distributed.tensor import DTensor
+
         for parameter in self._sharded:
             grad = grad_of(parameter)
-            if grad is not None and not is_dtensor(grad):
+            if grad is not None and not isinstance(grad, DTensor):
                 mean = all_reduce_over(grad.clone(), [self._mesh.group(DATA)], "sum") / self._mesh.size(DATA)
                 set_grad(parameter, shard_like(mean, parameter))
 
