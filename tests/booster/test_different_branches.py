@@ -47,13 +47,13 @@ def make() -> Any:
     return model
 
 
-def train(plugin: str, unused: dict[int, int | None]) -> Any:
+def train(plugin: str, unused: dict[int, int | None], num_steps: int = NUM_STEPS) -> Any:
     """Leave the adapter out in some steps, on one of the ranks or on all; return the parameters, or what is said."""
     model = make()
     booster = Booster(device="cpu", plugin=PLUGINS[plugin]())
     boosted, optimizer, *_ = booster.boost(model, torch.optim.SGD(model.parameters(), lr=0.1))
     inputs = inputs_of(FAMILY)
-    for step in range(1, NUM_STEPS + 1):
+    for step in range(1, num_steps + 1):
         model.adapter.is_used = step not in unused or unused[step] == 1 - dist.get_rank()
         booster.backward(boosted(**inputs).loss, optimizer)
         try:
@@ -64,7 +64,7 @@ def train(plugin: str, unused: dict[int, int | None]) -> Any:
     return boosted.state_dict(only_rank_0=False)
 
 
-def train_all(cases: list[tuple[str, dict[int, int | None]]]) -> list[Any]:
+def train_all(cases: list[Any]) -> list[Any]:
     with ParallelMesh(tp=2), KeepFloat64():
         return [train(*case) for case in cases]
 
@@ -79,11 +79,12 @@ def test_a_rank_that_leaves_a_module_out_is_told_in_that_step() -> None:
             assert "Choose a branch by what is equal on all" in message, plugin
 
 
-@pytest.mark.parametrize("unused", [{11: 0}, {11: 0, 12: 1}])
-def test_later_steps_are_compared_together(unused: dict[int, int | None]) -> None:
-    for [(step, message)] in run_processes(train_all, 2, [("tp2", unused)]):
-        assert step == 16
-        assert "differ in one of the last 8 steps" in message
+def test_later_steps_are_compared_together() -> None:
+    cases = [("tp2", {11: 0}), ("tp2", {11: 0, 12: 1}), ("tp2", {20: 1}, 32)]
+    for found in run_processes(train_all, 2, cases):
+        for (step, message), wanted, number in zip(found, (16, 16, 32), (8, 8, 16), strict=True):
+            assert step == wanted
+            assert f"differ in one of the last {number} steps" in message
 
 
 def test_steps_in_which_no_rank_uses_a_module_equal_one_process() -> None:

@@ -10,7 +10,7 @@ from colossal._src.tensor import grad_of, local_operations, placement_of
 from colossal.errors import ConfigError
 
 _FIRST_STEPS = 8
-_INTERVAL = 8
+_INTERVAL = 32  # steps, of which an integer has a bit each
 _NAMES_SHOWN = 3
 
 
@@ -19,9 +19,10 @@ def refuse_different_branches(model: ModelWrapper, optimizer: OptimizerWrapper, 
 
     Nothing reduces the gradients of what tensor-parallel ranks replicate, as all of them compute the same: without this
     check the replicas of a module that one rank leaves out would drift apart. Which parameters got a gradient is
-    compared in each of the first steps, and then for several steps at once, so that later steps take no longer.
+    compared in each of the first steps, and then for several steps at once: the host waits for the answer.
 
-    Communication: all_reduce, tp, 16 bytes for each replicated parameter, in one of some steps; not counted.
+    Communication: all_reduce, tp, 16 bytes for each replicated parameter, in steps 1 to 8, 16, and each 32nd; not
+    counted.
     """
     named = unwrap_model(model).named_parameters()
     replicated = {each: name for name, each in named if not placement_of(each).shard_groups}
@@ -38,7 +39,7 @@ def refuse_different_branches(model: ModelWrapper, optimizer: OptimizerWrapper, 
             else:
                 used.append([grad_of(each) is not None or masters.holds_grad(each) for each in replicated])
         step = next(steps)
-        if step > _FIRST_STEPS and step % _INTERVAL:
+        if step > _FIRST_STEPS and step != 2 * _FIRST_STEPS and step % _INTERVAL:
             return
         # of each parameter one number, whose bits are the steps since the last comparison
         histories = [sum(bit << at for at, bit in enumerate(bits)) for bits in zip(*used, strict=True)]
