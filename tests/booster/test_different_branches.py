@@ -4,7 +4,6 @@
 from functools import partial
 from typing import Any
 
-import pytest
 import torch
 from equality import assert_equal
 from families import build, inputs_of
