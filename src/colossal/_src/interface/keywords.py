@@ -6,10 +6,10 @@ A keyword is a field of the options that it concerns, such as `ScalerConfig` or 
 
 import inspect
 import sys
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cache
-from typing import TYPE_CHECKING, Any, Self, TypeVar, final
+from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar, final
 
 from colossal._src.interface.flat_values import is_program
 from colossal.errors import ConfigError, UnsupportedError
@@ -33,9 +33,7 @@ class Field:
         return value if self.unit is None else int(value * self.unit)
 
 
-@final
-@dataclass(frozen=True)
-class Refused:
+class Refused(NamedTuple):
     """A documented keyword that has one effect only, or none."""
 
     accepted: tuple[Any, ...]  # the values that need no more than that
@@ -161,9 +159,26 @@ class Clipping:
 
 
 class FixedOptions:
-    """Refuses that a program sets a parameter of the constructor on what it has constructed."""
+    """Refuses options of other types than the constructor takes, and that a program sets one afterwards."""
 
-    if not TYPE_CHECKING:  # a type checker reports what a class does not have, unless it has this method
+    if not TYPE_CHECKING:  # a type checker reports what a class does not have, unless it has these methods
+
+        def __new__(cls, *args: Any, **options: Any) -> Self:
+            """Look at the options before the constructor takes them.
+
+            Args:
+                *args: The first ones.
+                **options: The others, by their names.
+
+            Returns:
+                The object to be initialized.
+
+            Raises:
+                ConfigError: One is of another type; the message says what to pass.
+                TypeError: There is none of such a name; the message has the closest one.
+            """
+            _check_given(cls, args, options)
+            return super().__new__(cls)
 
         def __setattr__(self, name: str, value: Any) -> None:
             """Set an attribute.
@@ -185,8 +200,32 @@ def _check(kind: type, name: str, value: Any) -> None:
         )
 
 
+def _check_given(kind: type, args: Sequence[Any], options: Mapping[str, Any]) -> None:
+    from colossal._src.interface.option_types import option_type
+
+    classes = _with_constructors(kind)
+    if not classes or classes[0] is not next(each for each in kind.__mro__ if "__init__" in vars(each)):
+        return  # it is a program's own class, which passes on what it likes
+    parameters = inspect.signature(classes[0]).parameters
+    for name in options.keys() - parameters.keys():
+        from difflib import get_close_matches
+
+        if close := get_close_matches(name, parameters, 1):
+            raise TypeError(f"{kind.__name__} takes no option {name!r}. Did you mean {close[0]!r}?")
+    for name, value in {**dict(zip(parameters, args, strict=False)), **options}.items():
+        required = option_type(parameters[name].annotation) if name in parameters else None
+        if required is not None and not required.fits(value):
+            raise ConfigError(
+                f"{kind.__name__} takes {name} as {required.noun}. Found {name}={value!r}, of type "
+                f"{type(value).__name__}. {required.advice(name, value)}"
+            )
+
+
+def _with_constructors(kind: type) -> list[type]:
+    return [each for each in kind.__mro__ if "__init__" in vars(each) and each.__module__.startswith("colossal.")]
+
+
 @cache
 def _options_of(kind: type) -> frozenset[str]:
     """Return what constructors of this library take: a subclass of a program may keep what its own one takes."""
-    classes = [each for each in kind.__mro__ if "__init__" in vars(each) and each.__module__.startswith("colossal.")]
-    return frozenset(name for each in classes for name in inspect.signature(each).parameters)
+    return frozenset(name for each in _with_constructors(kind) for name in inspect.signature(each).parameters)

@@ -168,12 +168,12 @@ class GeminiPlugin(DataParallelPlugin):
     memstats: Any = None
     gpu_margin_mem_ratio: float = 0.0
     initial_scale: float = 2.0**16
-    min_scale: float = 1.0
+    min_scale: float | None = 1.0
     growth_factor: float = 2.0
     backoff_factor: float = 0.5
     growth_interval: int = 1000
     hysteresis: int = 2
-    max_scale: float = 2.0**32
+    max_scale: float | None = 2.0**32
     max_norm: float = 0.0
     norm_type: float = 2.0
     tp_size: int = 1

@@ -108,12 +108,12 @@ class LowLevelZeroPlugin(DataParallelPlugin):
     stage: int = 1
     precision: str | None = None
     initial_scale: float = 2.0**16
-    min_scale: float = 1.0
+    min_scale: float | None = 1.0
     growth_factor: float = 2.0
     backoff_factor: float = 0.5
     growth_interval: int = 1000
     hysteresis: int = 2
-    max_scale: float = 2.0**32
+    max_scale: float | None = 2.0**32
     max_norm: float = 0.0
     norm_type: float = 2.0
     reduce_bucket_size_in_m: float = 12
