@@ -17,6 +17,7 @@ from colossal.booster.plugin import Plugin, TorchDDPPlugin
 from colossal.cluster import ParallelMesh
 from colossal.errors import CheckpointError, ConfigError, MeshError, UnsupportedError
 from colossal.interface import ModelWrapper, OptimizerWrapper
+from colossal.nn.optimizer import CombinedOptimizer, HybridAdam
 from colossal.testing import fake_world, run_processes
 
 
@@ -97,9 +98,9 @@ def test_parts_that_do_not_belong_together_are_refused() -> None:
         booster.boost(model, optimizer, lr_scheduler=torch.optim.lr_scheduler.StepLR(other_optimizer, 1))
     schedule, loader = torch.optim.lr_scheduler.StepLR(optimizer, 1), DataLoader(TensorDataset(torch.ones(2)))
     with pytest.raises(ConfigError, match=r"Found a DataLoader as criterion\. Pass it by keyword: dataloader="):
-        booster.boost(model, optimizer, loader, schedule)  # pyright: ignore[reportArgumentType, reportCallIssue]
+        booster.boost(model, optimizer, loader, schedule)
     with pytest.raises(ConfigError, match=r"Found a StepLR as dataloader\. Pass it by keyword: lr_scheduler="):
-        booster.boost(model, optimizer, None, schedule)  # pyright: ignore[reportArgumentType, reportCallIssue]
+        booster.boost(model, optimizer, None, schedule)
     wrapped, optim, *_ = booster.boost(other, other_optimizer)
     with pytest.raises(ConfigError, match="Found one that is boosted already"):
         booster.boost(wrapped)
@@ -328,3 +329,15 @@ def test_hugging_face_loads_what_ddp_saved(tmp_path, monkeypatch) -> None:
 def test_two_meshes_give_two_sizes_of_data_parallelism() -> None:
     with fake_world(8, rank=5), ParallelMesh(tp=2):
         assert TorchDDPPlugin().data_parallel_rank_and_size() == (2, 4)
+
+
+@pytest.mark.parametrize("kind", [torch.optim.AdamW, HybridAdam])
+def test_a_misspelled_hyperparameter_of_a_group_is_refused(kind: type[torch.optim.AdamW]) -> None:
+    model = nn.Linear(2, 2)
+    groups = [{"params": [model.weight], "weigth_decay": 0.0}, {"params": [model.bias], "lr_scale": 0.5}]
+    optimizer = kind(groups, lr=0.1)
+    with pytest.raises(ConfigError, match=f"{kind.__name__} reads .*Found weigth_decay=0.0.*Did you mean weight_decay"):
+        Booster(device="cpu").boost(model, optimizer)
+    del optimizer.param_groups[0]["weigth_decay"]
+    boosted, *_ = Booster(device="cpu").boost(model, CombinedOptimizer(optimizer))
+    assert boosted.unwrap() is model

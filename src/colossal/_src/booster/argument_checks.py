@@ -14,7 +14,7 @@ from colossal._src.booster.plugin.base import Plugin
 from colossal._src.booster.plugin.dataloader import ResumableLoader
 from colossal._src.booster.plugin.single_process import SingleProcessPlugin
 from colossal._src.cluster import AXES, ParallelMesh
-from colossal._src.interface import ModelWrapper, OptimizerWrapper, Parts, unwrap_compiled
+from colossal._src.interface import ModelWrapper, OptimizerWrapper, Parts, refuse_misspelled, unwrap_compiled
 from colossal._src.tensor import DATA, operators_mesh
 from colossal.errors import ConfigError, UnsupportedError
 from colossal.logging import get_dist_logger
@@ -153,6 +153,9 @@ def check_parts(parts: Parts) -> None:
                 f"The optimizer updates parameters of the model. Found {strange} that the model does not have. "
                 "Build the optimizer from model.parameters()."
             )
+        for each in getattr(parts.optimizer, "optimizers", [parts.optimizer]):  # of a CombinedOptimizer
+            for group in each.param_groups:
+                refuse_misspelled(type(each).__name__, group, each.defaults)
     if getattr(parts.lr_scheduler, "optimizer", parts.optimizer) is not parts.optimizer:
         raise ConfigError(
             "The lr_scheduler drives the optimizer that is boosted with it. Found one that drives another. "

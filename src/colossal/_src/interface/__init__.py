@@ -59,6 +59,7 @@ if TYPE_CHECKING:
         Keywords,
         check_known,
         keywords_for,
+        refuse_misspelled,
         refuse_unsupported,
     )
     from colossal._src.interface.loaded_states import another_algorithm, check_algorithm
@@ -84,6 +85,7 @@ _MODULE_OF = {
     "keywords_for": "colossal._src.interface.keywords",
     "has_uniform_state": "colossal._src.interface.param_groups",
     "rebind_param_groups": "colossal._src.interface.param_groups",
+    "refuse_misspelled": "colossal._src.interface.keywords",
     "refuse_unsupported": "colossal._src.interface.keywords",
     "set_pretrained_path": "colossal._src.interface.pretrained",
     "uniform_state_like": "colossal._src.interface.param_groups",
@@ -145,6 +147,7 @@ __all__ = [
     "reduce_in_each_pass",
     "refuse",
     "refuse_copy",
+    "refuse_misspelled",
     "refuse_unsupported",
     "saved_copies",
     "set_pretrained_path",

@@ -6,7 +6,7 @@ A keyword is a field of the options that it concerns, such as `ScalerConfig` or 
 
 import inspect
 import sys
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar, final
@@ -15,6 +15,8 @@ from colossal._src.interface.flat_values import is_program
 from colossal.errors import ConfigError, UnsupportedError
 
 _MEBI = 1 << 20
+_OF_EVERY_GROUP = {"params", "param_names"}
+_TYPING_ERROR = 0.87  # likeness of a name with a letter too many, too few or in another place
 _Options = TypeVar("_Options")
 
 
@@ -142,6 +144,20 @@ def check_known(owner: str, given: Mapping[str, Any], known: tuple[str, ...]) ->
         )
 
 
+def refuse_misspelled(owner: str, given: Mapping[str, Any], known: Iterable[str]) -> None:
+    """Refuse hyperparameters that nothing reads and that almost have the name of one that is read.
+
+    Others may be of the program: groups of parameters hold what it likes.
+    """
+    names = set(known)
+    for name in given.keys() - names - _OF_EVERY_GROUP:
+        if close := _closest(name, names, _TYPING_ERROR):
+            raise ConfigError(
+                f"{owner} reads {', '.join(sorted(names))}. Found {name}={given[name]!r}, which it would ignore. Did "
+                f"you mean {close}? If it is the program's own, choose another name."
+            )
+
+
 @final
 @dataclass(frozen=True, kw_only=True)
 class Clipping:
@@ -191,6 +207,12 @@ class FixedOptions:
             super().__setattr__(name, value)
 
 
+def _closest(name: str, known: Iterable[str], likeness: float = 0.6) -> str | None:
+    from difflib import get_close_matches
+
+    return next(iter(get_close_matches(name, known, 1, likeness)), None)
+
+
 def _check(kind: type, name: str, value: Any) -> None:
     if name in _options_of(kind):
         raise ConfigError(
@@ -208,10 +230,8 @@ def _check_given(kind: type, args: Sequence[Any], options: Mapping[str, Any]) ->
         return  # it is a program's own class, which passes on what it likes
     parameters = inspect.signature(classes[0]).parameters
     for name in options.keys() - parameters.keys():
-        from difflib import get_close_matches
-
-        if close := get_close_matches(name, parameters, 1):
-            raise TypeError(f"{kind.__name__} takes no option {name!r}. Did you mean {close[0]!r}?")
+        if close := _closest(name, parameters):
+            raise TypeError(f"{kind.__name__} takes no option {name!r}. Did you mean {close!r}?")
     for name, value in {**dict(zip(parameters, args, strict=False)), **options}.items():
         required = option_type(parameters[name].annotation) if name in parameters else None
         if required is not None and not required.fits(value):

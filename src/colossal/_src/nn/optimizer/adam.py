@@ -292,8 +292,11 @@ class HybridAdam(KernelAdam):
         nvme_offload_dir: str | None = None,
         **defaults: Any,
     ) -> None:
+        from colossal._src.interface import refuse_misspelled
+
         self._disk = make_disk_states(nvme_offload_fraction, nvme_offload_dir)
         own = _defaults(lr, bias_correction, betas, eps, weight_decay, adamw_mode)
+        refuse_misspelled("HybridAdam", defaults, own)
         super().__init__(model_params, defaults | own)
 
 
@@ -366,7 +369,7 @@ def _defaults(
     return {
         "lr": lr,
         "bias_correction": bias_correction,
-        "betas": tuple(betas),
+        "betas": tuple(betas) if isinstance(betas, Sequence) else betas,  # which is refused
         "eps": eps,
         "weight_decay": weight_decay,
         "adamw_mode": adamw_mode,

@@ -64,6 +64,10 @@ def check_group(group: Mapping[str, Any]) -> None:
     for name, allowed in RANGES.items():
         if group.get(name) is not None and not allowed.holds(group[name]):
             raise ConfigError(f"{name} is {allowed.description}. Found {group[name]!r}. Pass a number in that range.")
+    if isinstance(group.get("betas"), float):
+        raise ConfigError(
+            f"betas are a decay rate of each moment. Found {group['betas']!r}. Pass for example betas=(0.9, 0.999)."
+        )
     for param in group["params"]:
         if not param.is_floating_point():
             raise UnsupportedError(
