@@ -19,10 +19,10 @@ from torch.nn.utils import clip_grad_norm_, clip_grad_value_
 
 from colossal.booster import Booster
 from colossal.booster.plugin import TorchDDPPlugin
-from colossal.errors import ConfigError
+from colossal.errors import ConfigError, UnsupportedError
 from colossal.testing import run_threads
 
-PLUGINS = plugins("none", "DDP", "ZeRO-1", "ZeRO-2", "Gemini", "tp2", "pp2")
+PLUGINS = plugins("none", "DDP", "ZeRO-1", "ZeRO-2", "FSDP", "Gemini", "tp2", "pp2")
 FULL = ("none", "DDP")
 SHARDED = ("ZeRO-1", "ZeRO-2", "Gemini", "tp2", "pp2")
 
@@ -32,6 +32,32 @@ def boosted(plugin: str, model: Any = None) -> tuple[Booster, Any, Any, Any]:
     booster = Booster(device="cpu", plugin=PLUGINS[plugin]())
     model, optimizer, *_ = booster.boost(own, torch.optim.SGD(own.parameters(), lr=0.1))
     return booster, own, model, optimizer
+
+
+# ---------------------------------------------------------------------- moves and casts
+
+
+def move_and_train(plugin: str) -> list[Any]:
+    booster, _, model, optimizer = boosted(plugin)
+    if plugin == "Gemini":
+        with pytest.raises(UnsupportedError, match="Do it before boost"):
+            model.to("cpu")
+    else:
+        assert model.to("cpu") is model.float() is model
+    if plugin == "FSDP":
+        with pytest.raises(UnsupportedError, match=r"by to\(\) or half\(\). Do it before boost"):
+            model.half()
+    tokens = torch.arange(8).view(1, 8)
+    booster.backward(model(tokens, labels=tokens).loss, optimizer)
+    optimizer.step()
+    return [value.sum().item() for value in model.state_dict(only_rank_0=False).values()]
+
+
+@pytest.mark.parametrize("plugin", ["ZeRO-2", "FSDP", "tp2", "Gemini"])
+def test_a_move_to_where_a_model_is_changes_nothing(plugin: str) -> None:
+    (expected,) = run_threads(move_and_train, 1, "none")
+    for found in run_threads(move_and_train, 2, plugin):
+        assert found == pytest.approx(expected, rel=1e-5, abs=1e-5)
 
 
 # ---------------------------------------------------------------------- what torch.compile makes of a boosted model

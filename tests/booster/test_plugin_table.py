@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+from colossal.accelerator import get_accelerator
 from colossal.booster import Booster, Parts
 from colossal.booster.plugin import (
     GeminiPlugin,
@@ -54,6 +55,20 @@ def test_each_plugin_has_a_row_with_its_precisions() -> None:
     for key, (make, *_) in PLUGINS.items():
         with fake_world(2):
             assert tuple(ROWS[key]["precision"].split(", ")) == make().supported_precisions
+
+
+def test_the_documented_methods_of_a_plugin_answer_as_its_attributes_do() -> None:
+    for make, *_ in PLUGINS.values():
+        with fake_world(2):
+            plugin = make()
+            assert plugin.supported_precisions() == list(plugin.supported_precisions)
+            assert plugin.supported_devices == ()
+            assert {"cpu", get_accelerator().name} == set(plugin.supported_devices())
+            assert plugin.control_precision() == plugin.has_own_precision
+            assert plugin.control_device()
+            assert plugin.control_checkpoint_io()
+            assert plugin.support_no_sync()
+            assert plugin.support_lora()
 
 
 @cells

@@ -217,6 +217,7 @@ def test_a_damaged_file_is_named_and_never_executed(
     if what == "harmful":
         assert "Unsupported global: GLOBAL print was not an allowed global" in str(caught.value)
         assert "Please use" not in str(caught.value), "torch's advice is to trust the file"
+        assert "Save the tensors alone" in str(caught.value)
 
 
 @pytest.mark.parametrize(

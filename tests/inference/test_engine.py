@@ -238,6 +238,29 @@ def test_models_that_are_refused(llama) -> None:
         make_engine(llama, dtype=torch.float32)
 
 
+def test_a_configuration_of_another_type_or_in_another_place_is_refused(llama) -> None:
+    with pytest.raises(ConfigError, match=r"Found inference_config=\{'max_batch_size': 2\}"):
+        InferenceEngine(llama, None, {"max_batch_size": 2})  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="Found tokenizer=InferenceConfig"):
+        InferenceEngine(llama, InferenceConfig(**SIZES))
+
+
+def test_prompts_are_tensors_too_and_other_objects_are_refused(llama) -> None:
+    engine, params = make_engine(llama), SamplingParams(temperature=0.0, max_tokens=3, ignore_eos=True)
+    expected = engine.generate([[5, 6], [7, 8]], params)
+    found = [*engine.generate(torch.tensor([[5, 6]]), params), *engine.generate([torch.tensor([7, 8])], params)]
+    assert [each.outputs[0].token_ids for each in found] == [each.outputs[0].token_ids for each in expected]
+    with pytest.raises(ConfigError, match=r"Found a dict with input_ids, attention_mask. Pass what is under input_ids"):
+        engine.generate({"input_ids": [[5, 6]], "attention_mask": [[1, 1]]}, params)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"Found \{'max_tokens': 2\}. Write SamplingParams"):
+        engine.generate([[5, 6]], {"max_tokens": 2})
+
+
+def test_a_dtype_has_a_name() -> None:
+    names = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+    assert {name: InferenceConfig(dtype=name).dtype for name in names} == names  # type: ignore[arg-type]
+
+
 def test_without_a_configuration_lengths_are_those_that_the_model_has(llama) -> None:
     engine = InferenceEngine(llama)
     assert (engine.config.max_input_len, engine.config.max_output_len) == (64, 64)
@@ -297,7 +320,10 @@ def test_an_exception_in_generate_leaves_no_pages_behind(llama, monkeypatch) -> 
         ({"num_blocks": 1.5}, "num_blocks of InferenceConfig is an integer"),
         ({"output_reserve": 2}, "output_reserve of InferenceConfig is a number from 0 to 1"),
         ({"prefix_cache": 1}, "prefix_cache of InferenceConfig is True or False"),
-        ({"dtype": "float16"}, "dtype of InferenceConfig is a torch.dtype or None"),
+        (
+            {"dtype": "float16"},
+            "dtype of InferenceConfig is a torch.dtype, its name among 'fp32', 'fp16' and 'bf16', or None",
+        ),
         ({"max_tokens_per_step": 7}, "Found max_tokens_per_step=7 and max_batch_size=8"),
         ({"num_blocks": 3}, "num_blocks is at least 4. Found num_blocks=3"),
         ({"pp_size": 0}, "pp_size of InferenceConfig is an integer of at least 1. Found 0"),

@@ -1,6 +1,7 @@
 """What an engine is made of: precisions, ZeRO, handlers and schedules of the program's own, hooks, errors."""
 
-from collections.abc import Iterator
+import logging
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from colossal._src.cluster import set_current_config
 from colossal.errors import ConfigError, UnsupportedError
 from colossal.legacy import initialize
 from colossal.legacy.amp import AMP_TYPE
-from colossal.legacy.context import global_context
+from colossal.legacy.context import ParallelMode, global_context
 from colossal.legacy.engine import (
     BaseGradientHandler,
     BaseOpHook,
@@ -23,6 +24,7 @@ from colossal.legacy.engine import (
     NonPipelineSchedule,
     PipelineSchedule,
 )
+from colossal.legacy.pipeline import build_pipeline_model
 from colossal.legacy.registry import GRADIENT_HANDLER
 from colossal.legacy.zero import TensorShardStrategy
 from colossal.testing import fake_world, run_processes
@@ -309,6 +311,13 @@ WRONG: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"cudnn_benchmark": "yes"}, ConfigError, "cudnn_benchmark is True or False"),
     ({"torch_ddp": {"bucket": 1}, "parallel": {"data": 2}}, ConfigError, "Found bucket"),
     ({"zero": {"stage": 3}}, ConfigError, "Found stage"),
+    ({"zero": True}, ConfigError, r"Found zero=True. Write zero=dict\(model_config"),
+    ({"fp16": AMP_TYPE.TORCH}, ConfigError, r"Found fp16=.*Write fp16=dict\(mode=AMP_TYPE.TORCH\)"),
+    ({"torch_ddp": True}, ConfigError, "torch_ddp of a config is a dict of options"),
+    ({"gradient_accumulation": 0}, ConfigError, "Found gradient_accumulation=0"),
+    ({"clip_grad_norm": "1.0"}, ConfigError, "Found clip_grad_norm='1.0'"),
+    ({**PIPELINE, "NUM_MICRO_BATCHES": "2"}, ConfigError, "Found NUM_MICRO_BATCHES='2'"),
+    ({**PIPELINE, "NUM_CHUNKS": 0}, ConfigError, "Found NUM_CHUNKS=0"),
 ]
 
 
@@ -316,6 +325,55 @@ WRONG: list[tuple[dict[str, Any], type[Exception], str]] = [
 def test_a_config_that_cannot_be_honored_is_rejected(config: dict[str, Any], error: type[Exception], text: str) -> None:
     with fake_world(2), pytest.raises(error, match=text):
         make_engine(config)
+
+
+class Lines(logging.Handler):
+    """Keeps the warnings of this rank while a function runs."""
+
+    def of(self, function: Callable[[], Any]) -> list[str]:
+        self.found: list[str] = []
+        logging.getLogger("colossal").addHandler(self)
+        try:
+            function()
+        finally:
+            logging.getLogger("colossal").removeHandler(self)
+        return self.found
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if record.levelno == logging.WARNING:
+            self.found.append(record.getMessage())
+
+
+def test_an_entry_that_is_nearly_written_like_one_is_named() -> None:
+    own = {"BATCH_SIZE": 8, "LEARNING_RATE": 0.1, "model": {"type": "VanillaResNet"}, "clip": 1.0, "num_epochs": 2}
+    with fake_world(1):
+        assert Lines().of(lambda: make_engine(own)) == []
+        (line,) = Lines().of(lambda: make_engine({**own, "gradient_accumulations": 4}))
+    assert "'gradient_accumulations', which training does not read; its entry is 'gradient_accumulation'" in line
+
+
+def call_and_boost_full_model() -> list[str]:
+    """Call an engine that has stages, and give each rank of a pipeline the full model."""
+
+    def build(model: nn.Module) -> Engine:
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        return initialize(model, optimizer, nn.MSELoss(), verbose=False)[0]
+
+    global_context.load_config(PIPELINE)
+    global_context.init_parallel_groups()
+    layers = [nn.Linear(2, 2), nn.Linear(2, 2)]
+    with pytest.raises(UnsupportedError, match=r"Call engine.execute_schedule\(data_iter\)"):
+        build(layers[global_context.get_local_rank(ParallelMode.PIPELINE)])(torch.ones(2, 2))
+    found = Lines().of(lambda: build(build_pipeline_model(nn.Sequential(*layers))))
+    torch.manual_seed(0)
+    return [*found, *Lines().of(lambda: build(nn.Sequential(nn.Linear(2, 2))))]
+
+
+def test_stages_are_not_called_and_are_not_the_full_model() -> None:
+    first, last = run_processes(call_and_boost_full_model, 2)
+    (line,) = (text for text in first if "own stage" in text)
+    assert "as if every rank passed the full model. Partition it, by build_pipeline_model(sequential)" in line
+    assert not any("own stage" in text for text in last)  # said by one rank
 
 
 def test_schedules_reject_what_they_cannot_run() -> None:

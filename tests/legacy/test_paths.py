@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -62,6 +63,56 @@ USED = [  # by public programs, of modules that no page of the older documentati
 @pytest.mark.parametrize("path", USED)
 def test_modules_of_programs_are_found(path: str) -> None:
     assert resolve(path) is getattr(importlib.import_module(path.rpartition(".")[0]), path.rpartition(".")[2])
+
+
+MOVED = {  # by a release, into colossal.legacy
+    "colossal.legacy.core.global_context": "colossal.legacy.context.global_context",
+    "colossal.legacy.context.parallel_mode.ParallelMode": "colossal.legacy.context.ParallelMode",
+    "colossal.legacy.engine.gradient_handler.BaseGradientHandler": "colossal.legacy.engine.BaseGradientHandler",
+    "colossal.legacy.nn.CrossEntropyLoss": "colossal.nn.CrossEntropyLoss",
+    "colossal.legacy.nn.layer.parallel_1d.Linear1D_Col": "colossal.nn.Linear1D_Col",
+    "colossal.legacy.nn.metric.Accuracy": "colossal.nn.Accuracy",
+    "colossal.legacy.trainer.hooks.LossHook": "colossal.legacy.trainer.LossHook",
+    "colossal.legacy.utils.memory": "colossal.utils.memory",
+    "colossal.legacy.zero.gemini.GeminiDDP": "colossal.zero.gemini.GeminiDDP",
+    "colossal.cluster.DeviceMesh": "colossal.legacy.device.DeviceMesh",
+    "colossal.inference.core.engine.InferenceEngine": "colossal.inference.InferenceEngine",
+}
+
+
+@pytest.mark.parametrize(("path", "today"), MOVED.items())
+def test_a_module_that_moved_into_legacy_has_its_names_at_both_places(path: str, today: str) -> None:
+    found, expected = resolve(path), resolve(today)
+    if isinstance(expected, ModuleType):
+        assert isinstance(found, ModuleType)
+        assert dir(found) == dir(expected)
+    else:
+        assert found is expected
+
+
+@pytest.mark.parametrize(
+    ("path", "advice"),
+    [
+        ("colossal.legacy.utils.profiler", "torch.profiler.profile"),
+        ("colossal.legacy.builder.build_model", "MODELS.get_module"),
+        ("colossal.moe.set_moe_args", "colossal.nn.moe.MixtureOfExperts"),
+        ("colossal.inference.config.GenerationConfig", "colossal.inference.SamplingParams"),
+        ("colossal.inference.core.request_handler.RequestHandler", "colossal.inference.InferenceEngine"),
+        ("colossal.auto_parallel.tensor_shard.initialize", "colossal.booster.plugin.plan_step"),
+    ],
+)
+def test_a_name_without_counterpart_says_what_to_use_wherever_it_is_asked_for(path: str, advice: str) -> None:
+    with pytest.raises(ImportError, match=f"has no counterpart here.*{re.escape(advice)}"):
+        resolve(path)
+
+
+def test_what_never_moved_is_not_found_in_legacy() -> None:
+    with pytest.raises(ModuleNotFoundError):
+        importlib.import_module("colossal.legacy.nothing")
+    with pytest.raises(ModuleNotFoundError):
+        importlib.import_module("colossal.legacy.comm")
+    with pytest.raises(AttributeError, match=r"trainer\.hooks.* has no attribute 'Nothing'"):
+        _ = importlib.import_module("colossal.legacy.trainer.hooks").Nothing
 
 
 def test_advice_names_what_there_is() -> None:

@@ -128,9 +128,12 @@ def read_torch(path: Path, *, mmap: bool, verify: bool = True, list_name: str | 
     except CheckpointError:
         raise
     except Exception as error:
+        advice = "Check that the copy is complete, and that it was saved by PyTorch or safetensors."
+        if "Unsupported global" in str(error):  # an object, such as a module or an array of NumPy
+            advice = "Loading runs no code of a file. Save the tensors alone, by torch.save(model.state_dict(), path)."
         raise CheckpointError(
             f"Loading needs a readable file of tensors. Found {path}, which cannot be read: {_first_line(error)}. "
-            "Check that the copy is complete, and that it was saved by PyTorch or safetensors."
+            f"{advice}"
         ) from error
     if isinstance(content, list) and list_name is not None:
         return {list_name: content}

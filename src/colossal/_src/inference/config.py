@@ -7,6 +7,7 @@ import torch
 
 from colossal.errors import ConfigError
 
+_NAMES: Any = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 _CHUNK = 256
 """Tokens of a step by default, where no prompt is longer."""
 
@@ -29,7 +30,8 @@ class InferenceConfig:
         prefix_cache: Whether pages are used again for prompts that begin with the same tokens.
         batch_invariant: Whether tokens and log-probabilities of a request are the same, bit by bit, whatever else is
             computed with it. Each sequence is then a batch of its own, which costs as much as requests one by one.
-        dtype: Of parameters, and so of keys and values, of a model that is loaded; None for that of its files.
+        dtype: Of parameters, and so of keys and values, of a model that is loaded; None for that of its files. Also
+            by its name, ``"fp32"``, ``"fp16"`` or ``"bf16"``.
         tp_size: Ranks that shard the model, by the tables of Shardformer; each has the pages of its own heads.
         pp_size: Stages of the model, each on `tp_size` ranks, which have its layers and their pages.
 
@@ -56,6 +58,7 @@ class InferenceConfig:
     pp_size: int = 1
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "dtype", _NAMES.get(self.dtype, self.dtype))
         for field in fields(self):
             value = getattr(self, field.name)
             if field.type in ("int", int) or (field.type in ("int | None", int | None) and value is not None):
@@ -64,7 +67,8 @@ class InferenceConfig:
                 self._check(field.name, "True or False", isinstance(value, bool))
         is_part = isinstance(self.output_reserve, int | float) and 0 <= self.output_reserve <= 1
         self._check("output_reserve", "a number from 0 to 1", is_part)
-        self._check("dtype", "a torch.dtype or None", self.dtype is None or isinstance(self.dtype, torch.dtype))
+        is_dtype = self.dtype is None or isinstance(self.dtype, torch.dtype)
+        self._check("dtype", "a torch.dtype, its name among 'fp32', 'fp16' and 'bf16', or None", is_dtype)
         if self.step_tokens < self.max_batch_size:
             raise ConfigError(
                 "A step has at least one token for each sequence of the batch. Found "

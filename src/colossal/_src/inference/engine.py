@@ -13,7 +13,7 @@ from colossal._src.inference.config import InferenceConfig
 from colossal._src.inference.documented_generate import requests_of, texts_of
 from colossal._src.inference.engine_core import EngineCore
 from colossal._src.inference.follower import follow, follow_generate
-from colossal._src.inference.model_facts import check_length, default_config, load_model
+from colossal._src.inference.model_facts import check_length, checked_config, default_config, load_model
 from colossal._src.inference.peers import Message, Peers, form_mesh
 from colossal._src.inference.preparation import NewRequest, Prompt, Request, RequestPreparer, new_requests
 from colossal._src.inference.request_table import RequestId
@@ -58,9 +58,10 @@ class InferenceEngine:
         tokenizer: The tokenizer, or None.
 
     Raises:
-        ConfigError: The model is in training mode, has another dtype or fewer positions than the configuration says, or
-            differs between ranks; it has fewer layers than `pp_size`; there are no `tp_size` times `pp_size` ranks, or
-            it is boosted and one of them is not 1.
+        ConfigError: The configuration is of another type, or in the place of the tokenizer. The model is in training
+            mode, has another dtype or fewer positions than the configuration says, or differs between ranks; it has
+            fewer layers than `pp_size`; there are no `tp_size` times `pp_size` ranks, or it is boosted and one of them
+            is not 1.
         UnsupportedError: The model has an encoder, keeps other states than keys and values, is to be sharded and of a
             family without a table, or one without stages, or is boosted with stages that pass more than hidden states,
             with sequence parallelism, or with experts that ranks with other requests use.
@@ -93,7 +94,7 @@ class InferenceEngine:
         from colossal._src.inference.runner import ModelRunner
         from colossal._src.inference.sharding import shard
 
-        config = InferenceConfig() if inference_config is None else inference_config
+        config = checked_config(tokenizer, inference_config)
         mesh = form_mesh(config)
         if isinstance(model_or_path, nn.Module):
             self._weights = weights_of(model_or_path, config)

@@ -29,6 +29,17 @@ def load_model(path: str, tokenizer: Any, dtype: torch.dtype | None, *, lazily: 
     return model, tokenizer
 
 
+def checked_config(tokenizer: Any, config: object) -> InferenceConfig:
+    """The configuration that was given, or the default; refuse other objects, and one in the place of a tokenizer."""
+    if not isinstance(config, InferenceConfig | None) or isinstance(tokenizer, InferenceConfig):
+        found = f"tokenizer={tokenizer!r}" if isinstance(tokenizer, InferenceConfig) else f"inference_config={config!r}"
+        raise ConfigError(
+            f"An engine takes a model, a tokenizer or None, and an InferenceConfig. Found {found}. Write "
+            "InferenceEngine(model, tokenizer, InferenceConfig(...)), or inference_config=InferenceConfig(...)."
+        )
+    return InferenceConfig() if config is None else config
+
+
 def default_config(model: Any) -> InferenceConfig:
     """The default configuration, with shorter prompts and outputs where the model has fewer positions."""
     config, most = InferenceConfig(), _num_positions(model)

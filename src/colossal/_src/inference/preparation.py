@@ -46,8 +46,9 @@ class Request:
 
 def new_requests(prompts: Prompt | Items[Prompt], generation_config: Any) -> list[NewRequest]:
     """Give the prompts of one call their generation config: one for all, or one each."""
+    prompts = _as_list(prompts)
     is_one = isinstance(prompts, str) or any(isinstance(each, int) for each in prompts)
-    all_prompts: list[Any] = [prompts] if is_one else list(prompts)
+    all_prompts: list[Any] = [prompts] if is_one else [_as_list(each) for each in prompts]
     is_list = isinstance(generation_config, list | tuple)
     parameters = list(generation_config) if is_list else [generation_config] * len(all_prompts)
     if len(parameters) != len(all_prompts):
@@ -56,6 +57,16 @@ def new_requests(prompts: Prompt | Items[Prompt], generation_config: Any) -> lis
             f"{len(all_prompts)} prompts. Pass one, or as many."
         )
     return [(None, prompt, each) for prompt, each in zip(all_prompts, parameters, strict=True)]
+
+
+def _as_list(prompts: Any) -> Any:
+    """Lists in place of tensors and arrays; refuse what a tokenizer returns, a dict, of which a loop takes the keys."""
+    if isinstance(prompts, Mapping):
+        raise ConfigError(
+            f"A prompt is a text, or a list of tokens. Found a {type(prompts).__name__} with "
+            f"{', '.join(map(str, prompts))}. Pass what is under input_ids, without padding."
+        )
+    return prompts.tolist() if hasattr(prompts, "tolist") else prompts
 
 
 class RequestPreparer:

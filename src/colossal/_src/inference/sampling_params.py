@@ -108,6 +108,7 @@ class SamplingParams:
             Parameters that choose the same tokens.
 
         Raises:
+            ConfigError: It is none.
             UnsupportedError: It asks for beams, or for something else that the engine does not do.
 
         Example:
@@ -116,6 +117,11 @@ class SamplingParams:
             >>> SamplingParams.from_generation_config(GenerationConfig(max_new_tokens=8)).is_greedy
             True
         """
+        if not hasattr(config, "do_sample"):
+            raise ConfigError(
+                "A request has SamplingParams, or a GenerationConfig of transformers. Found "
+                f"{config!r}. Write SamplingParams(max_tokens=...)."
+            )
 
         def option(name: str, default: Any) -> Any:
             found = getattr(config, name, None)

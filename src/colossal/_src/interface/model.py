@@ -17,6 +17,7 @@ from colossal._src.interface.adapter_names import is_peft_model, model_without_a
 from colossal._src.interface.copies import copy_module, refuse_copy
 from colossal._src.interface.flat_values import is_program
 from colossal._src.interface.full_spec import full_spec_of
+from colossal._src.interface.placed_module import PlacedModule
 from colossal._src.interface.refusal import attribute_hint, explain_transform
 from colossal._src.tensor import backing_shard, grad_of, is_dtensor, local_operations, set_grad
 from colossal.errors import ConfigError, UnsupportedError
@@ -35,7 +36,7 @@ _NO_SYNC: "WeakKeyDictionary[nn.Module, Callable[[], AbstractContextManager[Any]
 _OPTIMIZERS: "WeakKeyDictionary[nn.Module, ref[OptimizerWrapper]]" = WeakKeyDictionary()
 
 
-class ModelWrapper(nn.Module):
+class ModelWrapper(PlacedModule):
     """A model whose forward pass runs inside a context, such as autocast, and that can be unwrapped.
 
     Args:

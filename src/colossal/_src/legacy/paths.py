@@ -27,7 +27,7 @@ def find_older_module(name: str) -> ModuleSpec | None:
     Raises:
         ImportError: The module was documented and has no counterpart; says what to use.
     """
-    if name in PATHS or any(path.startswith(f"{name}.") for path in PATHS):
+    if _is_module(name) or _is_module(_before_move(name)):
         return ModuleSpec(name, _OlderLoader(), is_package=True)
     return _refuse(name)
 
@@ -49,17 +49,19 @@ def get_older_name(module: str, name: str) -> object:
     if not name.startswith("__"):
         for target, attribute in _targets(module, name):
             return _remember(module, name, getattr(importlib.import_module(target), attribute))
-        path = f"{module}.{name}"
-        if path in PATHS or _has_children(path):
+        path, moved_from = f"{module}.{name}", _before_move(module)
+        if path in PATHS or _has_children(path) or _is_module(_before_move(path)):
             return importlib.import_module(path)
         _refuse(path)
+        if moved_from != module and _is_module(moved_from):
+            return getattr(importlib.import_module(moved_from), name)
     raise AttributeError(f"module {module!r} has no attribute {name!r}", name=name, obj=sys.modules.get(module))
 
 
 def names_of(module: str) -> list[str]:
     """The older names of a module, sorted."""
     names: set[str] = set()
-    for target, listed in PATHS.get(module, {}).items():
+    for target, listed in (PATHS.get(module) or PATHS.get(_before_move(module), {})).items():
         for entry in listed.split():
             names.update(importlib.import_module(target).__all__ if entry == _SAME else [entry.partition("=")[0]])
     return sorted(names)
@@ -72,6 +74,16 @@ def _targets(module: str, name: str) -> Iterator[tuple[str, str]]:
             older, _, newer = entry.partition("=")
             if older == name or (entry == _SAME and name in importlib.import_module(target).__all__):
                 yield target, newer or name
+
+
+def _before_move(path: str) -> str:
+    """Where a path was before a release moved the older modules into ``colossal.legacy``; others are as they are."""
+    return path.replace("colossal.legacy.", "colossal.", 1)
+
+
+def _is_module(path: str) -> bool:
+    """Whether the table has a module, or modules inside of it."""
+    return path in PATHS or any(each.startswith(f"{path}.") for each in PATHS)
 
 
 def _has_children(module: str) -> bool:
@@ -87,7 +99,7 @@ def _remember(module: str, name: str, value: object) -> object:
 def _refuse(path: str) -> None:
     """Raise if a path, or one above it, was documented and has no counterpart."""
     for documented, advice in WITHOUT_COUNTERPART.items():
-        if path == documented or path.startswith(f"{documented}."):
+        if any(f"{each}.".startswith(f"{documented}.") for each in (path, _before_move(path))):
             raise ImportError(f"{path} has no counterpart here. {advice}", name=path)
 
 

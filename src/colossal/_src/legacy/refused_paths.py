@@ -209,5 +209,25 @@ WITHOUT_COUNTERPART: Mapping[str, str] = {
     "colossal.zero.gemini.gemini_optimizer.GeminiFP16MixedPrecisionMixin": "GeminiOptimizer of colossal.zero.gemini "
     "scales losses by itself.",
     "colossal.zero.gemini.chunk.TensorState": "A chunk belongs to GeminiDDP of colossal.zero.gemini.",
+    "colossal.moe.set_moe_args": "Pass the arguments to the layer: colossal.nn.moe.MixtureOfExperts, or "
+    "colossal.legacy.moe.SparseMLP.",
+    "colossal.moe.utils.set_moe_args": "Pass the arguments to the layer: colossal.nn.moe.MixtureOfExperts, or "
+    "colossal.legacy.moe.SparseMLP.",
+    # ---------------------------------------------------------------- inference and automatic parallelism
+    "colossal.inference.config.GenerationConfig": "InferenceEngine.generate of colossal.inference takes that of "
+    "transformers, or colossal.inference.SamplingParams.",
+    "colossal.inference.hybridengine": "Use colossal.inference.InferenceEngine.",
+    "colossal.inference.tensor_parallel": "Pass tp_size in colossal.inference.InferenceConfig.",
+    "colossal.inference.core": "Use colossal.inference.InferenceEngine, which schedules its requests by itself.",
+    "colossal.inference.kv_cache": "Set the sizes of the cache in colossal.inference.InferenceConfig.",
+    "colossal.inference.modeling": "colossal.inference.InferenceEngine runs the models of transformers as they are.",
+    "colossal.inference.struct": "InferenceEngine.generate of colossal.inference returns "
+    "colossal.inference.RequestOutput.",
+    "colossal.auto_parallel": "No solver chooses a strategy: ask colossal.booster.plugin.plan_step what a step of a "
+    "plugin holds and sends.",
+    "colossal.autochunk": "Use torch.utils.checkpoint.checkpoint, or gradient_checkpointing_enable() of the model.",
+    "colossal.fx.ColoTracer": "Use torch.fx.symbolic_trace, or torch.export.export.",
+    "colossal.fx.symbolic_trace": "Use torch.fx.symbolic_trace, or torch.export.export.",
+    "colossal.device.alpa_dp": "Pass num_layers_per_stage to colossal.booster.plugin.HybridParallelPlugin.",
 }
 """The documented module or name, then what to use: a sentence."""

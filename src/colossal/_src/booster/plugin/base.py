@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, final
 
 import torch
 from torch import nn
@@ -22,17 +22,37 @@ from colossal._src.checkpoint_io import CheckpointIO
 from colossal._src.cluster import AXES, Axis, ParallelMesh, ambient_mesh
 from colossal._src.interface import Boosted, FixedOptions, ModelWrapper, OptimizerWrapper, Parts
 from colossal._src.tensor import DATA, move_module
+from colossal.accelerator import get_accelerator
 
 if TYPE_CHECKING:
     from colossal._src.booster.lora import Lora
+
+
+class _Names(tuple[str, ...]):
+    """Names as a value, and as the list that a method of the older documentation returns."""
+
+    __slots__ = ()
+
+    def __call__(self) -> list[str]:
+        return list(self)
+
+
+@final
+class _Devices(_Names):
+    """Types of devices; none stand for all of them, of which the list has those of this machine."""
+
+    __slots__ = ()
+
+    def __call__(self) -> list[str]:
+        return super().__call__() or sorted({"cpu", get_accelerator().name})
 
 
 class Plugin(FixedOptions, ABC):
     """A kind of parallelism: chooses how `Booster.boost` wraps a model and its optimizer.
 
     Attributes:
-        supported_devices: Device types that the plugin runs on; empty for all of them.
-        supported_precisions: Names of the mixed precisions that it combines with.
+        supported_devices: Device types that the plugin runs on; empty for all of them. A call returns them as a list.
+        supported_precisions: Names of the mixed precisions that it combines with. A call returns them as a list.
         supported_axes: Axes of the mesh that may have several ranks.
         has_own_precision: Whether the plugin casts by itself: then the Booster gives the name of the precision only.
 
@@ -46,10 +66,16 @@ class Plugin(FixedOptions, ABC):
         [[1, 3], [5]]
     """
 
-    supported_devices: ClassVar[tuple[str, ...]] = ()
+    supported_devices: ClassVar[tuple[str, ...]] = _Devices()
     supported_precisions: ClassVar[tuple[str, ...]]
     supported_axes: ClassVar[tuple[Axis, ...]] = (DATA,)
     has_own_precision: ClassVar[bool] = False
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        for name, kind in (("supported_devices", _Devices), ("supported_precisions", _Names)):
+            if isinstance(vars(cls).get(name), tuple):
+                setattr(cls, name, kind(vars(cls)[name]))
 
     @abstractmethod
     def configure(self, parts: Parts, device: torch.device, precision: MixedPrecision | None) -> Boosted:
@@ -101,6 +127,46 @@ class Plugin(FixedOptions, ABC):
             A new object; None by default: the plugin cannot train adapters.
         """
         return None
+
+    def control_device(self) -> bool:
+        """Say who moves the model to its device.
+
+        Returns:
+            True: the plugin does.
+        """
+        return True
+
+    def control_precision(self) -> bool:
+        """Say who casts the model and its inputs.
+
+        Returns:
+            Whether the plugin does, as `has_own_precision` says; else the mixed precision of the Booster does.
+        """
+        return self.has_own_precision
+
+    def control_checkpoint_io(self) -> bool:
+        """Say what reads and writes checkpoints.
+
+        Returns:
+            True: it is what `get_checkpoint_io` returns.
+        """
+        return True
+
+    def support_no_sync(self) -> bool:
+        """Say whether `Booster.no_sync` works.
+
+        Returns:
+            True: under every plugin gradients are the same; which ones then send less is said in their documentation.
+        """
+        return True
+
+    def support_lora(self) -> bool:
+        """Say whether `Booster.enable_lora` works.
+
+        Returns:
+            Whether there is a `get_lora`.
+        """
+        return self.get_lora() is not None
 
     def prepare_dataloader(
         self,

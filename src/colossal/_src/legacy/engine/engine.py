@@ -15,7 +15,7 @@ from colossal._src.legacy.engine.op_hooks import AttachedHooks, BaseOpHook
 from colossal._src.legacy.engine.pipeline_schedules import PipelineSchedule
 from colossal._src.legacy.engine.schedules import BaseSchedule, NonPipelineSchedule
 from colossal._src.legacy.notice import superseded
-from colossal.errors import ConfigError
+from colossal.errors import ConfigError, UnsupportedError
 
 
 @final
@@ -210,8 +210,16 @@ class Engine:
         Returns:
             What the model returns.
 
+        Raises:
+            UnsupportedError: The model is in stages of a pipeline.
+
         Communication: that of the wrapped model.
         """
+        if self._features.uses_pipeline:
+            raise UnsupportedError(
+                "A pipeline runs a batch in micro-batches, which its schedule makes. Found a call of the engine. Call "
+                "engine.execute_schedule(data_iter), with forward_only=True to evaluate, or train by a Trainer."
+            )
         with self._reduction():
             return self._model(*args, **kwargs)
 

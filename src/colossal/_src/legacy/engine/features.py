@@ -16,6 +16,7 @@ from colossal._src.booster.plugin import HybridParallelPlugin, Plugin, TorchDDPP
 from colossal._src.cluster import current_mesh
 from colossal._src.interface import Criterion, OptimizerWrapper, check_known
 from colossal._src.legacy.amp import AMP_TYPE, mixed_precision_from, split_clipping
+from colossal._src.legacy.engine.config_entries import check_entries
 from colossal._src.legacy.pipeline import stage_modules_of
 from colossal._src.legacy.utils import sync_model_param
 from colossal._src.legacy.zero import convert_to_zero_v2
@@ -177,6 +178,7 @@ class Features:
 
     def _check(self) -> None:
         """Reject features that exclude each other, on all ranks."""
+        check_entries(self._config)
         fp16, zero = self._fp16(), self._config.get("zero")
         if fp16 and zero is not None:
             raise ConfigError("ZeRO casts the model by itself. Found both fp16 and zero in the config. Leave fp16 out.")

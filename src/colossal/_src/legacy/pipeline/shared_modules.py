@@ -12,6 +12,7 @@ from colossal._src.comm import gather_objects
 from colossal._src.legacy.notice import superseded
 from colossal._src.pipeline import StageArguments, StageModules
 from colossal.errors import ConfigError
+from colossal.logging import get_dist_logger
 
 _TIED: Any = WeakIdKeyDictionary()  # by parameter, the key by which ranks tie it
 _FULL_NAMES: Any = WeakIdKeyDictionary()  # chunks whose parameters have the names of the full model
@@ -128,7 +129,30 @@ def stage_modules_of(
     has_full_names = all(chunk in _FULL_NAMES for chunk in chunks)
     if group is not None:
         names = [name for chunk in chunks for name in chunk.state_dict()]
-        gathered = gather_objects((has_full_names, names), [group])
-        of_all = [name for _, held in gathered for name in held]
-        has_full_names = all(each for each, _ in gathered) or len(set(of_all)) == len(of_all)
+        gathered = gather_objects((has_full_names, names, _fingerprint(chunks)), [group])
+        of_all = [name for _, held, _ in gathered for name in held]
+        has_full_names = all(each for each, _, _ in gathered) or len(set(of_all)) == len(of_all)
+        _warn_of_equal_stages([values for _, _, values in gathered])
     return StageModules(chunks, tied=tied, has_full_names=has_full_names, stage_arguments=stage_arguments)
+
+
+def _fingerprint(chunks: Sequence[nn.Module]) -> list[tuple[str, Any, float | None]]:
+    """Names, shapes and sums of parameters; of those that have no values here, no sums."""
+    named = [each for chunk in chunks for each in chunk.named_parameters()]
+    return [
+        (name, tuple(value.shape), value.detach().double().sum().item())
+        if type(value) is nn.Parameter and not value.is_meta
+        else (name, tuple(value.shape), None)
+        for name, value in named
+    ]
+
+
+def _warn_of_equal_stages(stages: Sequence[list[Any]]) -> None:
+    """Warn if all stages have the same names and values, as where every rank passes the full model."""
+    if len(stages) > 1 and stages[0] and all(stage == stages[0] for stage in stages):
+        get_dist_logger().warning(
+            "Each rank of a pipeline passes its own stage of the model. Found stages of equal names and values, as if "
+            "every rank passed the full model. Partition it, by build_pipeline_model(sequential) or "
+            "PipelinableContext.partition.",
+            ranks=[0],
+        )

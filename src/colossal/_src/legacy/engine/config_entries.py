@@ -1,0 +1,57 @@
+"""The entries of a config that training reads: what they hold, and names that are nearly theirs."""
+
+from collections.abc import Callable, Mapping
+from difflib import get_close_matches
+from typing import Any
+
+from colossal.errors import ConfigError
+from colossal.logging import get_dist_logger
+
+
+def _is_dict(value: object) -> bool:
+    return isinstance(value, Mapping)
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
+
+
+def _is_norm(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and value >= 0
+
+
+_DICT = "a dict of options"
+_CHECKED: Mapping[str, tuple[Callable[[object], bool], str, str]] = {
+    "fp16": (_is_dict, _DICT, "fp16=dict(mode=AMP_TYPE.TORCH)"),
+    "zero": (_is_dict, _DICT, "zero=dict(model_config=dict(shard_strategy=TensorShardStrategy()))"),
+    "torch_ddp": (_is_dict, _DICT, "torch_ddp=dict(find_unused_parameters=True)"),
+    "clip_grad_norm": (_is_norm, "a norm of 0 (which does not clip) or more", "clip_grad_norm=1.0"),
+    "gradient_accumulation": (_is_count, "a number of passes from 1 on", "gradient_accumulation=4"),
+    "NUM_MICRO_BATCHES": (_is_count, "a number from 1 on", "NUM_MICRO_BATCHES=4"),
+    "NUM_CHUNKS": (_is_count, "a number from 1 on", "NUM_CHUNKS=2"),
+}
+_OTHERS = ("parallel", "gradient_handler", "gradient_handlers", "cudnn_benchmark", "cudnn_deterministic")
+_SIMILARITY = 0.85  # of one or two letters; entries of the program's own are usually further away
+
+
+def check_entries(config: Mapping[str, Any]) -> None:
+    """Make sure that entries hold what is read from them, and name those that are nearly written like one.
+
+    Args:
+        config: Of the program; entries of its own are left alone.
+
+    Raises:
+        ConfigError: An entry holds something else.
+    """
+    for name, (is_right, meaning, example) in _CHECKED.items():
+        value = config.get(name)
+        if value is not None and not is_right(value):
+            raise ConfigError(f"The entry {name} of a config is {meaning}. Found {name}={value!r}. Write {example}.")
+    known = (*_CHECKED, *_OTHERS)
+    for name in config:
+        for similar in get_close_matches(name, known, 1, _SIMILARITY) if name not in known else ():
+            get_dist_logger().warning(
+                f"The config has an entry {name!r}, which training does not read; its entry is {similar!r}. Correct "
+                "the name, or give an entry of your own another one.",
+                ranks=[0],
+            )
