@@ -107,6 +107,12 @@ def recomputed_together(model: Model, x: torch.Tensor) -> torch.Tensor:
     return checkpoint(lambda x: in_order(model, x), x, use_reentrant=False)
 
 
+def recomputed_by_reentrant_checkpoints(model: Model, x: torch.Tensor) -> torch.Tensor:
+    for block in model.blocks:
+        x = checkpoint(block, x, use_reentrant=True)
+    return x
+
+
 def in_place(model: Model, x: torch.Tensor) -> torch.Tensor:
     return in_order(model, x.mul_(2))
 
@@ -129,6 +135,7 @@ REFUSED = {
     all_twice: r"Found that blocks\[0\], of an earlier stage, is called after layers of this one",
     backwards: r"Found that blocks\[2\], the first of its stage, takes something else",
     recomputed_together: "Found that blocks.*no checkpointed function around several layers",
+    recomputed_by_reentrant_checkpoints: "and checkpoint single ones with use_reentrant=False",
     in_place: "Found that it fails with these: RuntimeError: .*modified inplace.*Make one module of all",
     joined: "Found that it fails with these: RuntimeError: .*Make one module of all",
 }

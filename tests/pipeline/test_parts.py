@@ -119,6 +119,10 @@ def test_batches_that_do_not_divide() -> None:
         split_batch((torch.ones(3), torch.ones(4)), Microbatching(1))
     with pytest.raises(ConfigError, match="Found no tensor in a str"):
         split_batch("text", Microbatching(1))
+    batch = {"labels": torch.ones(4), "num_items_in_batch": torch.tensor(4)}
+    assert len(split_batch(batch, Microbatching(1))) == 1
+    with pytest.raises(ConfigError, match=r"2 times too small. Leave it out, and weight the loss by booster\."):
+        split_batch(batch, Microbatching(2))
     for wrong in ((None, None), (2, 2), (0, None)):
         with pytest.raises(ConfigError, match="num_microbatches says how many"):
             Microbatching(*wrong)

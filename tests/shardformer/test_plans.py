@@ -173,3 +173,31 @@ def test_large_layers_that_stay_whole_are_named(logged: Callable[[], list[str]])
     model = nn.Sequential(nn.Linear(8, 8), nn.Linear(1024, 1024))
     divide(model, 2, ParallelPlan({"0": "colwise"}))
     assert "Sequential: tp=2 shards 1 layers; large layers that stay replicated: 1 (1024 x 1024)" in "\n".join(logged())
+
+
+class Blocks(nn.Module):
+    def __init__(self, *blocks: nn.Module) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(blocks)
+
+
+OF_BLOCKS = {"blocks.*.up": "colwise", "blocks.*.down": "rowwise"}
+
+
+def test_numbers_of_heads_that_a_plan_leaves_are_named(logged: Callable[[], list[str]]) -> None:
+    """A view by the full number of heads splits the features of a shard in other places, without an error."""
+    warnings: list[bool] = []
+    for numbers in (("blocks.*.n_head",), ()):
+        model = Blocks(Block(), Block())
+        for block in model.blocks:
+            block.n_head, block.head_dim = 2, 4
+        divide(model, 2, ParallelPlan(OF_BLOCKS, divide_by_tp=numbers))
+        warnings.append("that tp=2 shards: blocks.0.n_head, blocks.1.n_head. Where" in "\n".join(logged()))
+    assert warnings == [False, True]
+
+
+def test_numbers_in_layers_of_another_stage_are_left_out() -> None:
+    model = Blocks(Block(), nn.Identity())  # one as it stands for a layer of another stage, without attributes
+    model.blocks[0].n_head = 4
+    divide(model, 2, ParallelPlan(OF_BLOCKS, divide_by_tp=("blocks.*.n_head",)).for_stage())
+    assert model.blocks[0].n_head == 2

@@ -6,11 +6,12 @@ import pytest
 import torch
 from families import build, inputs_of
 
+from colossal._src.pipeline import Stage
 from colossal.booster.plugin import HybridParallelPlugin
 from colossal.cluster import ParallelMesh
 from colossal.comm import CommCounter
 from colossal.errors import ConfigError, PlanError, ShapeError, UnsupportedError
-from colossal.shardformer import ShardConfig, ShardFormer
+from colossal.shardformer import ShardConfig, ShardFormer, plan_of
 from colossal.tensor import ParallelPlan
 from colossal.testing import WorldError, fake_world, run_threads
 
@@ -117,3 +118,33 @@ def test_split_gather_sends_as_much_as_tensor_parallelism_alone() -> None:
         layers = alone["all_reduce", "tp"] - shared["all_reduce", "tp"]
         moved = shared["all_gather", "tp"] + shared["reduce_scatter", "tp"]
         assert moved == layers + hidden  # half a hidden state before the layers, half behind them
+
+
+@pytest.mark.parametrize("mode", ["all_to_all", "ring_attn"])
+def test_another_attention_function_set_afterwards_is_refused(mode) -> None:
+    """It would see the tokens of this rank only, without an error where no mask is passed."""
+    with fake_world(2):
+        model = share("llama", {"sp": 2}, mode)
+        model.set_attn_implementation("sdpa")
+        with pytest.raises(UnsupportedError, match=r"attn_implementation='sdpa', set afterwards.*Set it before boost"):
+            model(**inputs_of("llama"))
+
+
+@pytest.mark.parametrize("axes", [{"sp": 2}, {"pp": 2}], ids=str)
+def test_another_model_of_the_same_configuration_stays_as_it_is(axes) -> None:
+    """Its attention would exchange tokens with other ranks, and it would keep no cache."""
+    with fake_world(2):
+        teacher: Any = build("llama")
+        student: Any = type(teacher)(teacher.config)
+        before = teacher.config.to_dict() | {"attention": teacher.config._attn_implementation}
+        if "sp" in axes:
+            config = ShardConfig(
+                ParallelMesh(**axes), enable_sequence_parallelism=True, sequence_parallelism_mode="ring_attn"
+            )
+            ShardFormer(config).optimize(student)
+            assert student.config is student.model.config is student.model.layers[0].self_attn.config
+        else:
+            stages: Any = plan_of(student).stages
+            Stage.of_model(student, stages, [range(1), range(1, 2)], 0)
+        assert not student.config.use_cache
+        assert before == teacher.config.to_dict() | {"attention": teacher.config._attn_implementation}

@@ -37,6 +37,10 @@ LATE = (
     "{needed} within {seconds} s. Found that {ranks} did not come. "
     "Look for what was done there instead, or pass a larger timeout to launch."
 )
+TO_LATE_RANK = (
+    "{needed} within 2 s. Found that rank {finder} waited for this rank. "
+    "Look for what this rank did instead, or which rank it waited for itself, or pass a larger timeout to launch."
+)
 CLOSED = "{needed}. Found that this rank has left it. Communicate before destroy_process_group()."
 MISMATCH = (
     "All ranks of a group must call the same collective with the same sizes and dtype. "
@@ -189,10 +193,12 @@ def stall() -> None:
         assert failure(lambda: dist.all_reduce(torch.ones(5), group=groups[0])) == late
     dist.barrier()
     if rank == 2:
-        assert [failure(begin().wait) for begin in begun] == [late] * 3
-        assert failure(lambda: dist.send(torch.ones(3), 0, group=pairs[0])) == late_message
+        told = [TO_LATE_RANK.format(needed=COLLECTIVE, finder=finder) for finder in (0, 3)]
+        assert all(failure(begin().wait) in told for begin in begun)
+        told_of_message = TO_LATE_RANK.format(needed=MESSAGE, finder=0)
+        assert failure(lambda: dist.send(torch.ones(3), 0, group=pairs[0])) == told_of_message
         work: Any = dist.irecv(torch.ones(3), 0, group=pairs[1])
-        assert text_of_future(work.get_future()) == late_message
+        assert text_of_future(work.get_future()) == told_of_message
     assert total(3, dist.group.WORLD) == 4.0
 
 

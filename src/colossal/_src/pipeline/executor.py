@@ -27,6 +27,7 @@ from colossal._src.pipeline.row_executor import RowExecutor
 from colossal._src.pipeline.schedule import SCHEDULES, GivenSchedule, Pass, PipelineOrder, forward_only, p2p_messages
 from colossal._src.pipeline.schedule.stage_placement import PipelineStyle, StagePlacement
 from colossal._src.pipeline.stage import Stage
+from colossal._src.pipeline.step_error import StepError
 from colossal._src.pipeline.tied_gradients import TiedGradientReducer, shared_parameters_of
 from colossal._src.pipeline.timeline import Timeline
 from colossal._src.tensor import refuse_collected_outputs, refuse_given_cache
@@ -74,6 +75,7 @@ class PipelineExecutor:
         self._orders = cache(lambda number, trains: (schedule if trains else forward_only)(placement, number))
         self._recorded: list[Pass] | None = None
         self._unfinished: BaseException | None = None  # what ended the last step
+        self._step_error = StepError(mesh.global_rank)
 
     def __call__(
         self,
@@ -114,7 +116,8 @@ class PipelineExecutor:
                 self._shared.exchange(optimizer.backward_by_grad)
             for link in self._links.values():
                 link.drain()
-        loss = self._broadcast_loss(step.loss, known) if return_loss or checks_loss else None
+        with self._step_error.explain():
+            loss = self._broadcast_loss(step.loss, known) if return_loss or checks_loss else None
         if checks_loss:
             assert loss is not None
             refuse_loss_without_labels(loss)
@@ -147,9 +150,12 @@ class PipelineExecutor:
     def _note_exceptions(self) -> Iterator[None]:
         """Note what ends a step: messages of it are under way then, which the next step would take for its own."""
         try:
-            yield
+            with self._step_error.explain():
+                yield
         except BaseException as error:
             self._unfinished = error if self._links else None
+            if self._links and not isinstance(error, CommunicationError):
+                self._step_error.write(error)
             raise
 
     def _run(self, step: PipelineStep, order: Sequence[Any]) -> None:
@@ -187,7 +193,8 @@ class PipelineExecutor:
         # Negative from ranks that found a micro-batch without labels: then all of them look at the loss.
         trained = _digest(bytes(parameter.requires_grad for parameter in self._parameters))
         own = torch.tensor([-signature if lacking else signature, trained], device="cpu")
-        gathered: list[int] = Channel("pp", self._mesh).all_gather(own, dim=0).tolist()
+        with self._step_error.explain():
+            gathered: list[int] = Channel("pp", self._mesh).all_gather(own, dim=0).tolist()
         found = [abs(each) for each in gathered[::2]]
         if problem is not None:
             raise problem

@@ -10,6 +10,8 @@ from colossal.errors import ConfigError
 
 _IGNORED_LABEL = -100  # of torch.nn.functional.cross_entropy, and so of transformers
 
+_NUM_LABELS = "num_items_in_batch"  # the keyword of models of transformers
+
 
 @final
 @dataclass(frozen=True)
@@ -49,6 +51,12 @@ def split_batch(batch: Any, microbatching: Microbatching) -> list[Any]:
             f"{sorted(sizes) or 'no tensor'} in a {type(batch).__name__}. Make the batch of tensors of one length."
         )
     number = microbatching.number_of(sizes.pop())
+    if number > 1 and isinstance(batch, Mapping) and batch.get(_NUM_LABELS) is not None:
+        raise ConfigError(
+            "The loss of a batch is the mean of those of its micro-batches. Found num_items_in_batch, by which a model "
+            f"of transformers divides each sum, so that the loss would be {number} times too small. Leave it out, and "
+            "weight the loss by booster.weight_by_tokens, which gives all labels of a step the same weight."
+        )
     return [map_tensors(batch, lambda tensor, index=index: _part(tensor, number, index)) for index in range(number)]
 
 

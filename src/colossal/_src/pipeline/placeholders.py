@@ -154,7 +154,8 @@ class PreviousStageLayer(nn.Module):
         if not self._passage.is_before_layers:
             raise PlanError(
                 f"{_RULE} Found that {self._where}, of an earlier stage, is called after layers of this one, or in a "
-                "backward pass. Call each layer in one place, with no checkpointed function around several layers; "
+                "backward pass. Call each layer in one place, with no checkpointed function around several layers, and "
+                "checkpoint single ones with use_reentrant=False; "
                 f"{_ELSE}"
             )
         values = self._passage.values

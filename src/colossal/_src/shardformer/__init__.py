@@ -26,6 +26,7 @@ from colossal._src.shardformer.shardformer import (
 )
 from colossal._src.shardformer.styles import STYLES, StyleContext
 from colossal._src.shardformer.support_matrix import option_matrix, supported_options
+from colossal._src.shardformer.ties import check_tied_styles
 
 __all__ = [
     "FAMILIES",
@@ -52,6 +53,7 @@ __all__ = [
     "check_expert_exchange",
     "check_experts",
     "check_policy",
+    "check_tied_styles",
     "checkpoint_layers",
     "choose_options",
     "fused_norm_of",

@@ -1,15 +1,20 @@
 """Attributes of a model, such as the number of heads, that are divided by the tp size."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from operator import attrgetter
+from textwrap import shorten
 from typing import Any, TypeVar
 
 from torch import nn
 
 from colossal._src.tensor import ParallelPlan, find_modules
 from colossal.errors import PlanError
+from colossal.logging import get_dist_logger
 
+_COLWISE = re.compile(r"colwise(_kv|_no_reduce)?|packed_colwise\(\d\)")  # whose outputs stay sharded
+_HEADS = re.compile(r"(.*_)?n?_?heads?|nheads?")
 _Value = TypeVar("_Value")
 
 
@@ -50,12 +55,42 @@ def divide_attribute(base: nn.Module, pattern: str, size: int) -> None:
     path, _, attribute = pattern.rpartition(".")
     for name, module in find_modules(base, path):
         found = getattr(module, attribute, None)
+        is_elsewhere = next(module.parameters(), None) is None  # on another stage of a pipeline
+        if found is None and (is_elsewhere or (not name and path)):  # a star matches the base too
+            continue
         if not isinstance(found, int) or found % size:
             raise PlanError(
                 f"A plan divides numbers by tp={size}. Found {attribute}={found!r} in {name}. Choose a tp that divides "
                 "it, or correct the plan."
             )
         setattr(module, attribute, found // size)
+
+
+def warn_of_undivided_heads(base: nn.Module, plan: ParallelPlan, size: int) -> None:
+    """Log numbers of heads that a program's plan leaves as they are, by which features would be split wrongly."""
+    divided = {
+        (module, pattern.rpartition(".")[2])
+        for pattern in plan.divide_by_tp
+        for _, module in find_modules(base, f"?{pattern.removeprefix('?').rpartition('.')[0]}")
+    }
+    found: list[str] = []
+    for pattern, style in plan.styles.items():
+        for name, _ in find_modules(base, pattern) if _COLWISE.fullmatch(style) else ():
+            path = name.rpartition(".")[0]
+            module = base.get_submodule(path)
+            found += [
+                f"{path}.{attribute}".lstrip(".")
+                for attribute, value in vars(module).items()
+                if _HEADS.fullmatch(attribute) and isinstance(value, int) and (module, attribute) not in divided
+            ]
+    if found:
+        names = ", ".join(dict.fromkeys(found))
+        get_dist_logger().warning(
+            "A forward method that splits features into heads has those of its rank. Found numbers of heads that "
+            f"divide_by_tp does not name, next to layers that tp={size} shards: {shorten(names, 200)}. Where forward "
+            "uses one, as in view(B, L, self.n_head, -1), name it in divide_by_tp of the plan.",
+            ranks=[0],
+        )
 
 
 def adjust_key_value_groups(base: nn.Module, num_key_value_heads: int | None, size: int) -> None:

@@ -4,6 +4,7 @@ import itertools
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Self, final
 
 import torch
@@ -21,7 +22,7 @@ _IMPLEMENTATIONS_OF_RING = ("sdpa", "eager", "flash_attention_2")
 
 
 def parallelize_attention(model: nn.Module, sp_config: SequenceParallelConfig) -> None:
-    """Let attention see the tokens of all ranks."""
+    """Let attention see the tokens of all ranks, and refuse another attention function that is chosen afterwards."""
     from transformers import AttentionInterface, AttentionMaskInterface
 
     other: Any = model
@@ -46,6 +47,17 @@ def parallelize_attention(model: nn.Module, sp_config: SequenceParallelConfig) -
         AttentionInterface.register(name, Ulysses(base, sp_config.sharding.mesh))
         AttentionMaskInterface.register(name, AttentionMaskInterface()[base])
     other.set_attn_implementation(name)
+    model.register_forward_pre_hook(partial(_refuse_other_attention, other.config._attn_implementation))  # noqa: SLF001
+
+
+def _refuse_other_attention(name: str, model: Any, _args: Any) -> None:
+    found = model.config._attn_implementation  # noqa: SLF001 (has no public name)
+    if found != name:
+        raise UnsupportedError(
+            "Attention sees the tokens of all ranks by a function that boost has chosen. Found a model with "
+            f"attn_implementation={found!r}, set afterwards, which would see those of one rank. Set it before boost, "
+            "as in from_pretrained(..., attn_implementation=...)."
+        )
 
 
 @final

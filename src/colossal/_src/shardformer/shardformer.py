@@ -1,6 +1,6 @@
 """Shard a model as its plan says."""
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from itertools import chain
 from typing import Any, final
@@ -22,6 +22,7 @@ from colossal._src.shardformer.head_counts import (
     check_heads,
     divide_attribute,
     skip_uneven_attention,
+    warn_of_undivided_heads,
 )
 from colossal._src.shardformer.head_layers import HeadInputSplitter
 from colossal._src.shardformer.input_gradients import merge_input_gradients
@@ -31,13 +32,14 @@ from colossal._src.shardformer.sequence_parallel import shard_sequence
 from colossal._src.shardformer.shard_config import SequenceParallelConfig, ShardConfig
 from colossal._src.shardformer.sharded_logits import mark_outputs, mark_tokens
 from colossal._src.shardformer.styles import EXPERT_STYLES, STYLES, StyleContext
+from colossal._src.shardformer.ties import find_tied_parameters, retie_parameters
 from colossal._src.tensor import (
     ParallelPlan,
     base_model_of,
     carry_over_attributes,
     carry_over_hooks,
+    copy_config,
     find_modules,
-    parameter_names,
     refuse_collected_outputs,
     refuse_given_cache,
     refuse_gradient_hooks,
@@ -45,29 +47,6 @@ from colossal._src.tensor import (
 )
 from colossal.errors import ConfigError, MeshError, PlanError
 from colossal.logging import get_dist_logger
-
-
-def find_tied_parameters(model: nn.Module) -> list[list[str]]:
-    """Find parameters with several names."""
-    return [names for names in parameter_names(model).values() if len(names) > 1]
-
-
-def retie_parameters(model: nn.Module, ties: Sequence[Sequence[str]], sharded: Collection[nn.Module]) -> None:
-    """Tie parameters again, after some of them were sharded."""
-    for names in ties:
-        places = [(model.get_submodule(name.rpartition(".")[0]), name.rpartition(".")[2]) for name in names]
-        chosen = next((getattr(module, last) for module, last in places if module in sharded), None)
-        if chosen is None:
-            continue
-        for name, (module, last) in zip(names, places, strict=True):
-            found = getattr(module, last)
-            if found.shape != chosen.shape and (module in sharded or not any(module.children())):
-                raise PlanError(
-                    f"Tied parameters are sharded in the same way. Found {tuple(chosen.shape)} and, of {name}, "
-                    f"{tuple(found.shape)} on this rank. Give all of {', '.join(names)} a style that shards rows."
-                )
-            setattr(module, last, chosen)
-
 
 _LARGE = 1 << 20
 _KEEP_MODULE = ("replicate", "replicated_with_grad_allreduce", "split_input", *EXPERT_STYLES)
@@ -158,7 +137,11 @@ class ShardFormer:
         if needs_plan and plan is not None:
             if plan != plan.for_stage():
                 check_experts(model, plan, mesh)
+            if sp_config is not None:
+                copy_config(model)
             _parallelize(unwrap_adapters(model), plan, mesh, config, sp_config)
+            if policy is not None and config.shards_tensors(mesh):
+                warn_of_undivided_heads(base_model_of(unwrap_adapters(model)), plan, mesh.size("tp"))
         balance_over_ranks(unwrap_adapters(model), mesh, None if sp_config is None else sp_config.sharding)
 
 

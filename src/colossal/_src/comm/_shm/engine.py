@@ -242,7 +242,8 @@ class SharedMemoryEngine:
                 calls.append(_describe(call, self._global_ranks))
         ranks = [rank for rank in range(self.size) if detail.ranks >> rank & 1]
         return kind, Detail(
-            ranks, calls, detail.origin, detail.target, detail.tag, detail.sent_bytes, detail.expected_bytes,
+            self.rank, finder.value, ranks, calls, detail.origin, detail.target, detail.tag,
+            detail.sent_bytes, detail.expected_bytes,
             _dtype_name(detail.sent_dtype), _dtype_name(detail.expected_dtype),
         )  # fmt: skip
 

@@ -24,6 +24,8 @@ class FaultKind(IntEnum):
 class Detail:
     """What is known of a fault; ranks are those of the group."""
 
+    own: int
+    finder: int  # the rank that waited, or saw it first
     ranks: list[int]
     calls: list[str]
     origin: int
@@ -52,7 +54,18 @@ def explain(
         needed = "What a rank sends must be what the other expects"
     elif kind is FaultKind.TIMEOUT:
         needed += f" within {seconds:g} s"
-    return CommunicationError(f"{needed}. Found that {found}. {_ADVICE[kind]}")
+    advice = _ADVICE_TO_LATE_RANK if _is_late(kind, detail) else _ADVICE[kind]
+    return CommunicationError(f"{needed}. Found that {found}. {advice}")
+
+
+def _is_late(kind: FaultKind, detail: Detail) -> bool:
+    """Return whether this rank is told of a timeout that others had because of it."""
+    return kind is FaultKind.TIMEOUT and detail.own in detail.ranks
+
+
+_ADVICE_TO_LATE_RANK = (
+    "Look for what this rank did instead, or which rank it waited for itself, or pass a larger timeout to launch."
+)
 
 
 _ADVICE = {
@@ -72,10 +85,15 @@ _ADVICE = {
 
 def _found(kind: FaultKind, detail: Detail, global_ranks: Sequence[int], pids: Sequence[int]) -> str:
     guilty = _join([f"rank {global_ranks[rank]}" for rank in detail.ranks])
+    others = [f"rank {global_ranks[rank]}" for rank in detail.ranks if rank != detail.own]
     origin, target = global_ranks[detail.origin], global_ranks[detail.target]
     texts: dict[FaultKind, Callable[[], str]] = {
         FaultKind.NONE: lambda: "it is broken",
-        FaultKind.TIMEOUT: lambda: f"{guilty} did not come",
+        FaultKind.TIMEOUT: lambda: (
+            f"rank {global_ranks[detail.finder]} waited for {_join(['this rank', *others])}"
+            if _is_late(kind, detail)
+            else f"{guilty} did not come"
+        ),
         FaultKind.DEAD: lambda: f"{guilty} ({_join([f'process {pids[rank]}' for rank in detail.ranks])}) has ended",
         FaultKind.LEFT: lambda: f"{guilty} has left the group",
         FaultKind.MISMATCH: lambda: _by_call(detail.calls, global_ranks),

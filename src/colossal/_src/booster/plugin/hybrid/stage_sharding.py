@@ -32,6 +32,7 @@ from colossal._src.shardformer import (
     check_checkpointing,
     check_expert_exchange,
     check_experts,
+    check_tied_styles,
     checkpoint_layers,
     choose_options,
     has_sharded_experts,
@@ -64,6 +65,8 @@ def choose_plan(
     check_experts(model, plan, mesh)
     if mesh.size("tp") > 1:
         list(plan.rows(base_model_of(model)))  # a row that matches nothing is an error of the full model
+        if policy is not None:
+            check_tied_styles(model, plan)
     chosen = choose_options(model, config)
     if checkpoints:
         _check_checkpointing(model, plan, options)
