@@ -12,7 +12,7 @@ from torch import nn
 from colossal.booster import Booster
 from colossal.booster.plugin import TorchFSDPPlugin
 from colossal.errors import CommunicationError, ConfigError, UnsupportedError
-from colossal.testing import run_processes
+from colossal.testing import assert_close, run_processes
 
 PLUGINS = plugins("DDP", "FSDP", "ZeRO-1", "ZeRO-2", "Gemini", "Hybrid", "Hybrid with ZeRO-1") | {
     "FSDP, SHARD_GRAD_OP": partial(TorchFSDPPlugin, sharding_strategy="SHARD_GRAD_OP")
@@ -161,3 +161,55 @@ def forget_to_discard() -> None:
 
 def test_gradients_of_a_pass_that_failed_are_not_kept() -> None:
     run_processes(forget_to_discard, 2)
+
+
+def train_on_features(plugin: Any, through_output: bool) -> dict[str, torch.Tensor]:
+    """Discard the gradients of a pass, then train, by losses of what a hook takes from inside of the model."""
+    torch.manual_seed(0)
+    model, features = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 2)).double(), list[torch.Tensor]()
+    model[1].register_forward_hook(lambda *forward: features.append(forward[-1]))
+    booster, rank = Booster(device="cpu", plugin=plugin), 0 if plugin is None else torch.distributed.get_rank()
+    boosted, optimizer, *_ = booster.boost(model, torch.optim.SGD(model.parameters(), lr=0.3, momentum=0.9))
+    for step, x in enumerate(DATA[:3]):
+        output = boosted(x if plugin is None else x.chunk(2)[rank])
+        loss = features.pop().square().mean()
+        booster.backward(loss + 0 * output.sum() if through_output else loss, optimizer)
+        if step or not through_output:
+            optimizer.step()
+        optimizer.zero_grad()
+    return boosted.state_dict(only_rank_0=False)
+
+
+def train_on_features_all() -> tuple[list[Any], list[str]]:
+    names, messages = ("FSDP", "FSDP, SHARD_GRAD_OP"), []
+    for name in names:
+        with pytest.raises(ConfigError) as raised:
+            train_on_features(PLUGINS[name](), through_output=False)
+        messages.append(str(raised.value))
+    return [train_on_features(PLUGINS[name](), through_output=True) for name in names], messages
+
+
+def discard_features() -> dict[str, torch.Tensor]:
+    """Discard gradients that no unit reduced, and go on."""
+    torch.manual_seed(0)
+    model, features = nn.Sequential(nn.Linear(6, 8), nn.Linear(8, 2)).double(), list[torch.Tensor]()
+    handle = model[0].register_forward_hook(lambda *forward: features.append(forward[-1]))
+    booster = Booster(device="cpu", plugin=TorchFSDPPlugin() if torch.distributed.is_initialized() else None)
+    boosted, optimizer, *_ = booster.boost(model, torch.optim.SGD(model.parameters(), lr=0.3))
+    boosted(DATA[0])
+    booster.backward(features.pop().square().mean(), optimizer)
+    optimizer.zero_grad()
+    handle.remove()
+    booster.backward(boosted(DATA[1]).square().mean(), optimizer)
+    optimizer.step()
+    return boosted.state_dict(only_rank_0=False)
+
+
+def test_gradients_that_no_unit_reduces_are_refused_or_discarded() -> None:
+    expected, discarded = train_on_features(None, through_output=True), discard_features()
+    for found, messages in run_processes(train_on_features_all, 2):
+        assert "add 0 * output.sum() to the loss" in messages[0]
+        assert "which nothing reduces over ranks" in messages[1]
+        assert_close(found, [expected, expected])
+    for found in run_processes(discard_features, 2):
+        assert_close(found, discarded)

@@ -70,3 +70,17 @@ def test_a_damaged_checkpoint_names_an_earlier_one_which_is_loaded_once_it_is_de
         booster.load("run", model, optimizer)  # type: ignore[arg-type]
     shutil.rmtree(damaged)
     assert booster.load("run", model, optimizer) == 3  # type: ignore[arg-type]
+
+
+@pytest.mark.usefixtures("places")
+def test_a_step_below_those_that_are_there_is_said_not_to_be_the_latest(capfd: pytest.CaptureFixture[str]) -> None:
+    booster, model, optimizer = boosted()
+    for step in (2, 4):
+        booster.save("run", model, optimizer, step=step)  # type: ignore[arg-type]
+    booster.load("run", model, optimizer, step=2)  # type: ignore[arg-type]
+    assert "highest step" not in "".join(capfd.readouterr())
+    booster.save("run", model, optimizer, step=3)  # type: ignore[arg-type]
+    message = "".join(capfd.readouterr())
+    assert "Found that step 3 was saved to" in message
+    assert "which has 4," in message
+    assert booster.latest_step("run") == 4

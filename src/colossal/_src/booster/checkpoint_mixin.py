@@ -91,7 +91,7 @@ class CheckpointMixin:
             model: The model, boosted or not.
             optimizer: The boosted optimizer.
             lr_scheduler: Its schedule.
-            step: Which state; the latest by default.
+            step: Which state; that of the highest step by default.
             dataloader: The loader from the plugin's `prepare_dataloader`: its next iterator begins with the samples
                 that no rank had read, in the same epoch, whatever the number of ranks and the size of batches.
 

@@ -24,6 +24,7 @@ from colossal._src.comm import RandomStreams, draw_number, stream_seed
 from colossal._src.interface import OptimizerWrapper, random_streams_of
 from colossal.accelerator import get_accelerator
 from colossal.errors import CheckpointError, ConfigError
+from colossal.logging import get_dist_logger
 
 _NAME = r"step-(\d{8,})"
 _MODEL, _OPTIMIZER, _SCHEDULE, _PROGRESS = "model", "optimizer", "lr_scheduler", "progress"
@@ -163,6 +164,12 @@ def _commit(root: Path, temporary: Path, step: int, keep: int) -> None:
     # the new state must be on the disk before an old one is deleted
     sync(root)
     others = [each for each in _steps(root) if each != step]
+    if others and others[-1] > step:
+        get_dist_logger().warning(
+            "booster.load takes the state of the highest step, unless it is passed another. Found that step "
+            f"{step} was saved to {root}, which has {listing([each for each in others if each > step])}, as after "
+            "going back to an earlier step. Delete those, pass step, or save to another directory."
+        )
     for old in others[: max(0, len(others) + 1 - keep)]:
         # renamed first: a crash in the middle must not leave half a state under a name that `load` takes
         gone = root / f".step-{old:08d}.tmp"

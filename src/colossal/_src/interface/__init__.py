@@ -43,7 +43,14 @@ from colossal._src.interface.model import (
 from colossal._src.interface.nonfinite_check import NonFiniteCheck
 from colossal._src.interface.optimizer import OptimizerWrapper, num_boosted_steps
 from colossal._src.interface.optimizer_check import check_optimizer
-from colossal._src.interface.refusal import SAVE_AND_GENERATE, SAVE_AND_MERGE, lift_refusals, refuse, stage_hint
+from colossal._src.interface.refusal import (
+    SAVE_AND_GENERATE,
+    SAVE_AND_MERGE,
+    lift_refusals,
+    refuse,
+    refuse_tracing,
+    stage_hint,
+)
 
 if TYPE_CHECKING:
     from colossal._src.interface.full_state_dict import full_items, full_state
@@ -64,6 +71,7 @@ if TYPE_CHECKING:
     )
     from colossal._src.interface.loaded_states import another_algorithm, check_algorithm
     from colossal._src.interface.param_groups import has_uniform_state, rebind_param_groups, uniform_state_like
+    from colossal._src.interface.pass_writes import digests_of, refuse_lost_writes
     from colossal._src.interface.pretrained import get_pretrained_path, set_pretrained_path
     from colossal._src.interface.token_weighting import TokenWeighting
 
@@ -79,6 +87,7 @@ _MODULE_OF = {
     "check_equal_writes": "colossal._src.interface.gradient_checks",
     "check_known": "colossal._src.interface.keywords",
     "check_unwritten_weights": "colossal._src.interface.gradient_checks",
+    "digests_of": "colossal._src.interface.pass_writes",
     "full_items": "colossal._src.interface.full_state_dict",
     "full_state": "colossal._src.interface.full_state_dict",
     "get_pretrained_path": "colossal._src.interface.pretrained",
@@ -86,6 +95,7 @@ _MODULE_OF = {
     "has_uniform_state": "colossal._src.interface.param_groups",
     "rebind_param_groups": "colossal._src.interface.param_groups",
     "refuse_misspelled": "colossal._src.interface.keywords",
+    "refuse_lost_writes": "colossal._src.interface.pass_writes",
     "refuse_unsupported": "colossal._src.interface.keywords",
     "set_pretrained_path": "colossal._src.interface.pretrained",
     "uniform_state_like": "colossal._src.interface.param_groups",
@@ -125,6 +135,7 @@ __all__ = [
     "copy_module",
     "copy_refusal",
     "copy_written",
+    "digests_of",
     "forward_contexts_of",
     "full_items",
     "full_spec_of",
@@ -147,7 +158,9 @@ __all__ = [
     "reduce_in_each_pass",
     "refuse",
     "refuse_copy",
+    "refuse_lost_writes",
     "refuse_misspelled",
+    "refuse_tracing",
     "refuse_unsupported",
     "saved_copies",
     "set_pretrained_path",

@@ -23,6 +23,11 @@ SAVE_AND_MERGE = (
 )
 """What to do instead of `merge_and_unload`."""
 
+_JOIN = (
+    "torch.distributed.algorithms.Join is for ranks with different numbers of batches. Give all ranks as many, by "
+    "plugin.prepare_dataloader, or agree on the smallest number by an all_reduce"
+)
+
 
 @final
 class Refusal:
@@ -57,6 +62,8 @@ def lift_refusals(model: nn.Module) -> None:
 
 def attribute_hint(original: nn.Module, name: str) -> str:
     """Say how to access an attribute of the original model that the boosted one does not have."""
+    if name == "join_hook":
+        return _JOIN
     base = model_without_adapters(original)
     # methods of transformers have some of the same names, and know nothing of adapters that peft has made
     for own in (original, base) if "adapter" in name else (base, original):
@@ -80,6 +87,20 @@ def stage_hint(roots: Sequence[nn.Module], name: str) -> str:
         f"{hint}; or model.unwrap().stages[0].module.{name}, with the layers of this rank. Files that "
         "booster.save_model(model, directory) writes have all of them"
     )
+
+
+def refuse_tracing(gatherer: str) -> None:
+    """Refuse to record a pass by torch.jit.trace, where it reads gathered copies that are freed afterwards.
+
+    Raises:
+        UnsupportedError: A pass is being recorded.
+    """
+    if torch._C._get_tracing_state() is not None:  # noqa: SLF001 (torch.jit.is_tracing() takes three calls for it)
+        raise UnsupportedError(
+            f"{gatherer} frees the full parameters after a forward pass, so that one cannot be recorded with them. "
+            "Found a boosted model in torch.jit.trace. On all ranks take state = model.state_dict(only_rank_0=False), "
+            "load it into a model that is not boosted, and trace that one."
+        )
 
 
 def explain_transform(error: RuntimeError) -> None:

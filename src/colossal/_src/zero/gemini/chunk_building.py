@@ -120,7 +120,7 @@ def check_chunkable(model: nn.Module) -> None:
             raise ConfigError(
                 "Chunks hold plain floating-point parameters that have values or were built lazily. Found "
                 f"{name}: {type(parameter).__name__} in {parameter.dtype} on {parameter.device}. Build the model on a "
-                "real device, or inside of LazyInitContext."
+                "real device, or inside of LazyInitContext; make integers, as quantized values are, a buffer."
             )
     check_dense_gradients(model, "Gemini")
     check_unwritten_weights(model, "Gemini")

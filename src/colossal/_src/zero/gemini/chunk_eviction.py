@@ -1,6 +1,6 @@
 """Which chunks leave the device, and when: for other chunks, for gradients, or for memory that somebody else uses."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import final
 
 from colossal._src.zero.gemini.access_trace import AccessTrace
@@ -25,6 +25,7 @@ class ChunkEviction:
     ) -> None:
         self._chunks, self._memory, self._placement = chunks, memory, placement
         self._trace, self._traffic, self._is_single_rank = trace, traffic, is_single_rank
+        self.before_release: Callable[[Chunk], None] | None = None
         self._largest = max((chunk.num_bytes for chunk in chunks), default=0)
         memory.register_oom_handler(self._evict_or_spill)
 
@@ -106,6 +107,8 @@ class ChunkEviction:
     def release(self, chunk: Chunk) -> None:
         """Release a chunk that is gathered temporarily."""
         if chunk.is_full and not chunk.is_always_full:
+            if self.before_release is not None:
+                self.before_release(chunk)
             chunk.release()
             self.log_transfer("evict", chunk, chunk.num_bytes)
 

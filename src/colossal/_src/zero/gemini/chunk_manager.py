@@ -8,6 +8,8 @@ import torch
 from torch import nn
 
 from colossal._src.comm import Partition
+from colossal._src.interface import digests_of, refuse_lost_writes, refuse_tracing
+from colossal._src.tensor import values_of
 from colossal._src.zero.gemini.access_trace import AccessTrace
 from colossal._src.zero.gemini.chunk import Chunk
 from colossal._src.zero.gemini.chunk_eviction import ChunkEviction
@@ -20,6 +22,10 @@ from colossal.errors import CommunicationError, UnsupportedError
 
 # a prime, below which a number and its negative fit into int32, see `agree`
 _FINGERPRINT = (1 << 31) - 1
+_REMEDY = (
+    "Write it before boost, keep it in buffers, or take TorchDDPPlugin or LowLevelZeroPlugin, which keep full "
+    "parameters."
+)
 
 
 @final
@@ -54,6 +60,9 @@ class ChunkManager:
         self._is_training = self._had_backward = False
         self._fingerprint = 0
         self.eviction = ChunkEviction(self.chunks, memory, placement, self.trace, traffic, self._is_single_rank)
+        # of the values that were gathered, until the first forward pass of training is over
+        self._digests: dict[int, torch.Tensor] | None = {}
+        self.eviction.before_release = self._refuse_writes
         self._saved = SavedTensors(self.eviction.count_activations if placement.watches_activations else None)
         for chunk in chunks:
             if chunk.is_always_full:
@@ -78,6 +87,7 @@ class ChunkManager:
 
         Communication: all_gather, dp, the bytes of the chunks that are read and not gathered.
         """
+        refuse_tracing("GeminiPlugin")
         for chunk in self.chunks:
             chunk.refresh()
         training = torch.is_grad_enabled()
@@ -88,6 +98,8 @@ class ChunkManager:
         try:
             with self._saved.hooks(self.fetch) if training else nullcontext():
                 yield
+            if self._digests is not None and training and self._depth == 1:
+                self._end_watch()
         finally:
             self._depth -= 1
             self._is_training = outer
@@ -206,9 +218,27 @@ class ChunkManager:
         if chunk.is_prefetching:
             chunk.attach()
             self._index_storage(chunk)
+            if self._digests is not None:
+                self._digests[chunk.index] = digests_of([values_of(each) for each in chunk.parameters])
         if is_traced and self.trace.period != before:
             self.eviction.evict_until_fits(0)
             self._look_ahead()
+
+    def _end_watch(self) -> None:
+        for chunk in self.chunks:
+            self._refuse_writes(chunk)
+        self._digests = self.eviction.before_release = None
+
+    def _refuse_writes(self, chunk: Chunk) -> None:
+        """Refuse what a pass wrote into a gathered chunk, which all ranks have in full."""
+        before = None if self._digests is None else self._digests.pop(chunk.index, None)
+        if before is None or chunk.full is None:
+            return
+        with torch._C.DisableTorchFunctionSubclass():  # noqa: SLF001 (public only as a mode of all threads)
+            after = digests_of([values_of(each) for each in chunk.parameters])
+        for parameter, is_written in zip(chunk.parameters, (before != after).tolist(), strict=True):
+            if is_written:
+                refuse_lost_writes(f"a parameter of shape {list(parameter.shape)}", "GeminiPlugin", _REMEDY)
 
     def _look_ahead(self) -> None:
         """Begin to gather the next chunks, as long as that evicts no others."""

@@ -9,7 +9,8 @@ from torch import nn
 
 from colossal._src.cluster import ParallelMesh
 from colossal._src.comm import end_graphs_in, equal_text_on_all_ranks
-from colossal._src.tensor import DATA
+from colossal._src.interface import refuse_tracing
+from colossal._src.tensor import DATA, is_dtensor
 from colossal.errors import CommunicationError, ConfigError, UnsupportedError
 
 _DIFFERENT = (
@@ -20,8 +21,16 @@ _DIFFERENT = (
 
 _FREED = (
     "TorchFSDPPlugin frees the full parameters when a backward pass has used them. Found another one that needs them, "
-    "as that of a gradient penalty or a Hessian, of torch.autograd.grad(..., create_graph=True). Use TorchDDPPlugin, "
-    "LowLevelZeroPlugin, GeminiPlugin or HybridParallelPlugin, which keep them."
+    "as that of a gradient penalty or a Hessian, of torch.autograd.grad(..., create_graph=True), or of an output of "
+    "which a view was written in place. Use TorchDDPPlugin, LowLevelZeroPlugin, GeminiPlugin or HybridParallelPlugin, "
+    "which keep them."
+)
+
+_UNREDUCED = (
+    "FSDP2 reduces gradients where the backward pass goes through outputs of its units or of the model. Found a step "
+    "after one that went through neither, such as of a loss of what a hook took from inside, so that gradients of each "
+    "rank are not reduced. Return that from the model's forward, or add 0 * output.sum() to the loss, and call "
+    "optimizer.zero_grad() on all ranks before the next pass."
 )
 
 end_graphs_in(__name__)  # FSDP2 ends graphs at its hooks too
@@ -41,6 +50,9 @@ class PassChecks:
         self._agreed: list[str] | None = None
         self._used: list[str] | None = None
         self._named: list[tuple[str, nn.Parameter]] = []
+        self._witness: nn.Parameter | None = None  # one that had a gradient in the last step
+        self._ran = False  # whether a pass ran since gradients were discarded
+        self._num_full = 0  # of them, those that FSDP2 does not shard
         self.lift_watch: Callable[[], None] | None = None  # after `no_sync`, of parameters without reduced gradients
         self.keeps_gradients = False  # whether `no_sync` left some that are not reduced
         model.register_forward_pre_hook(self._begin, prepend=True, with_kwargs=True)
@@ -68,9 +80,11 @@ class PassChecks:
                 "made in inference mode. Found a forward pass inside of torch.inference_mode(). Use torch.no_grad()."
             )
         _check_transforms()
+        refuse_tracing("TorchFSDPPlugin")
         self._check_parameters()
         self._order = []
         if torch.is_grad_enabled():
+            self._ran = True
             self._watch_inputs([*args, *kwargs.values()])
             if self.lift_watch is not None:
                 self.lift_watch()
@@ -156,8 +170,17 @@ class PassChecks:
         """
         if not self._named:  # once: forward passes refuse another parameter in the place of one
             self._named = list(self._root.named_parameters())
+            self._num_full = sum(not is_dtensor(parameter) for _, parameter in self._named)
         used = [name for name, parameter in self._named if parameter.grad is not None]
-        if not self._has_peers or used == self._used:
+        # FSDP2 reduces all of them or none, see `_UNREDUCED`
+        if len(used) <= self._num_full and any(map(_has_unreduced_grad, self._held)):
+            raise ConfigError(_UNREDUCED)
+        if used == self._used:
+            return
+        sharded = (parameter for _, parameter in self._named if is_dtensor(parameter))
+        self._witness = next((parameter for parameter in sharded if parameter.grad is not None), None)
+        if not self._has_peers:
+            self._used = used
             return
         try:
             are_equal = equal_text_on_all_ranks(repr(used), [self._group])
@@ -172,12 +195,23 @@ class PassChecks:
             )
         self._used = used
 
+    def has_unreduced(self) -> bool:
+        """Whether passes since this was last asked left gradients that no unit reduced, see `_UNREDUCED`."""
+        if not self._ran or (self._witness is not None and self._witness.grad is not None):
+            return False  # where there is one that is reduced, all are
+        self._ran = False
+        return any(map(_has_unreduced_grad, self._held))
+
     def _is_unfinished(self) -> bool:
         context = self._root._get_fsdp_state()._state_ctx  # noqa: SLF001 (torch has no public name for it)
         return context.iter_forward_root is not None or context.post_backward_final_callback_queued
 
     def _fails_in_backward(self) -> bool:
         return self._root._get_fsdp_state()._state_ctx.post_backward_final_callback_queued  # noqa: SLF001 (as above)
+
+
+def _has_unreduced_grad(held: Any) -> bool:
+    return getattr(getattr(held, "_unsharded_param", None), "grad", None) is not None
 
 
 def fsdp_params(units: Iterable[Any]) -> Iterator[Any]:

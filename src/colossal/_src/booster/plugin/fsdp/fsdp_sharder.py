@@ -25,6 +25,7 @@ from colossal._src.booster.plugin.fsdp.fsdp_optimizer import (
 )
 from colossal._src.booster.plugin.fsdp.fsdp_options import FSDPOptions
 from colossal._src.booster.plugin.fsdp.fsdp_pass_checks import PassChecks, fsdp_params
+from colossal._src.booster.plugin.fsdp.fsdp_pass_writes import WrittenInPass
 from colossal._src.booster.plugin.replica_sync import (
     UNAVERAGED,
     HookedAverager,
@@ -62,6 +63,7 @@ class FSDPSharder:
         self._scalar_grad_averager = HookedAverager((), mesh)
         self._has_unreduced_grads = False
         self._passes: PassChecks | None = None
+        self._writes: WrittenInPass | None = None
         self._sharded: list[nn.Parameter] = []
 
     def apply(self, model: nn.Module, optimizer: Optimizer | None) -> None:
@@ -87,6 +89,7 @@ class FSDPSharder:
         broadcast_buffers_before_forward(model, self._mesh)
         model.register_forward_hook(self._reshard_after_eval)
         self._passes = PassChecks(model, units, self._mesh)
+        self._writes = WrittenInPass([*units, model])
         self._guard(model, optimizer)
         self.average_assigned()  # those of a backward pass before boost
         if optimizer is not None:
@@ -149,7 +152,7 @@ class FSDPSharder:
         from colossal._src.booster.plugin.fsdp.fsdp_parameter import guard_shards
 
         self._scalar_grad_averager.sync.is_accumulating = False
-        was_unfinished = self._passes is not None and self._passes.reset()
+        was_unfinished = self._passes is not None and (self._passes.reset() or self._passes.has_unreduced())
         if was_unfinished or self._has_unreduced_grads:
             for parameter in self._params_with_unsharded_grad():
                 parameter.unsharded_accumulated_grad = None

@@ -1,0 +1,151 @@
+# pyright: reportArgumentType=false, reportCallIssue=false
+"""What forward passes write into parameters counts, or is refused where it would be freed with gathered copies."""
+
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from plugins import plugins
+from torch import distributed as dist
+from torch import nn
+from torch.nn import functional as F  # noqa: N812
+
+from colossal.booster import Booster
+from colossal.booster.plugin import GeminiPlugin, TorchFSDPPlugin
+from colossal.errors import UnsupportedError
+from colossal.testing import assert_close, run_processes
+
+KEEPS = ("DDP", "ZeRO-1", "ZeRO-2", "Hybrid", "Hybrid with ZeRO-1")
+PLUGINS = plugins(*KEEPS, "FSDP", "Gemini") | {
+    "FSDP, SHARD_GRAD_OP": partial(TorchFSDPPlugin, sharding_strategy="SHARD_GRAD_OP"),
+    "Gemini, small chunks": partial(GeminiPlugin, precision="fp32", chunk_config_dict={2: {"chunk_size": 40}}),
+    "Gemini, in host memory": partial(GeminiPlugin, precision="fp32", placement_policy="cpu"),
+}
+DATA = torch.randn(4, 8, 6, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
+
+
+class MovingAverage(nn.Module):
+    """Moves a second encoder towards the first in each pass, as momentum contrast does."""
+
+    def __init__(self, by_data: bool, in_forward: bool = True) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.online, self.target = nn.Linear(6, 4).double(), nn.Linear(6, 4).double().requires_grad_(False)
+        self.by_data, self.in_forward = by_data, in_forward
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.in_forward and self.training:
+            self.move()
+        return 1 - F.cosine_similarity(self.online(x), self.target(x * 1.1)).mean()
+
+    @torch.no_grad()
+    def move(self) -> None:
+        for own, target in zip(self.online.parameters(), self.target.parameters(), strict=True):
+            if self.by_data:
+                target.data = target.data * 0.9 + own.data * 0.1
+            else:
+                target.mul_(0.9).add_(own, alpha=0.1)
+
+
+class FirstBatch(nn.Module):
+    """Sets a parameter from the first batch that it is trained on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer, self.shift = nn.Linear(6, 4).double(), nn.Parameter(torch.zeros(4, dtype=torch.float64))
+        self.register_buffer("is_new", torch.ones(()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.training and self.is_new:
+            self.shift.data.fill_(0.5)
+            self.is_new = torch.zeros(())
+        return (self.layer(x) - self.shift).square().mean()
+
+
+MODELS = {
+    "moving average": partial(MovingAverage, by_data=False),
+    "moving average by data": partial(MovingAverage, by_data=True),
+    "first batch": FirstBatch,
+}
+
+
+def train(plugin: Any, model: Any, between: bool = False) -> dict[str, torch.Tensor]:
+    booster, rank = Booster(device="cpu", plugin=plugin), 0 if plugin is None else dist.get_rank()
+    parameters = [each for each in model.parameters() if each.requires_grad]
+    boosted, optimizer, *_ = booster.boost(model, torch.optim.SGD(parameters, lr=0.3, momentum=0.9))
+    boosted.eval()
+    with torch.no_grad():
+        boosted(DATA[0])
+    boosted.train()
+    for x in DATA:
+        booster.backward(boosted(x if plugin is None else x.chunk(2)[rank]), optimizer)
+        optimizer.step()
+        optimizer.zero_grad()
+        if between:
+            boosted.unwrap().move()
+    return boosted.state_dict(only_rank_0=False)
+
+
+def train_all() -> dict[tuple[str, str], Any]:
+    results: dict[tuple[str, str], Any] = {}
+    for plugin, make in PLUGINS.items():
+        for name, build in MODELS.items():
+            try:
+                results[plugin, name] = train(make(), build())
+            except UnsupportedError as error:
+                results[plugin, name] = str(error)
+    return results
+
+
+def test_what_a_pass_writes_counts_or_is_refused_on_all_ranks() -> None:
+    expected = {name: train(None, build()) for name, build in MODELS.items()}
+    for results in run_processes(train_all, 2):
+        for (plugin, name), found in results.items():
+            if plugin in KEEPS:
+                assert_close(found, expected[name])
+            else:
+                assert isinstance(found, str), (plugin, name)
+                assert "frees the full parameters after a forward pass" in found
+
+
+def remedies() -> list[dict[str, torch.Tensor]]:
+    model = MovingAverage(by_data=False)
+    between = train(TorchFSDPPlugin(), MovingAverage(by_data=False, in_forward=False), between=True)
+    return [train(TorchFSDPPlugin(ignored_modules=[model.target]), model), between]
+
+
+def test_the_remedies_equal_one_process() -> None:
+    expected = [
+        train(None, MovingAverage(by_data=False)),
+        train(None, MovingAverage(by_data=False, in_forward=False), between=True),
+    ]
+    for found in run_processes(remedies, 2):
+        assert_close(found, expected)
+
+
+def trace_and_join(plugin: str) -> str:
+    from torch.distributed.algorithms import Join
+
+    model = nn.Linear(6, 4)
+    boosted, *_ = Booster(device="cpu", plugin=PLUGINS[plugin]()).boost(model, torch.optim.SGD(model.parameters()))
+    with pytest.raises(AttributeError, match=r"plugin\.prepare_dataloader"):
+        Join([boosted])
+    try:
+        traced: Any = torch.jit.trace(boosted, DATA[0].float())
+    except UnsupportedError as error:
+        return str(error)
+    assert_close(traced(DATA[1].float()), model(DATA[1].float()))
+    return ""
+
+
+def trace_and_join_all() -> dict[str, str]:
+    return {plugin: trace_and_join(plugin) for plugin in ("DDP", "FSDP", "Gemini")}
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning")
+def test_a_pass_is_recorded_with_parameters_that_stay_or_refused() -> None:
+    for messages in run_processes(trace_and_join_all, 2):
+        assert messages.pop("DDP") == ""
+        assert all("torch.jit.trace" in message for message in messages.values())
