@@ -20,9 +20,7 @@ _TYPING_ERROR = 0.87  # likeness of a name with a letter too many, too few or in
 _Options = TypeVar("_Options")
 
 
-@final
-@dataclass(frozen=True)
-class Field:
+class Field(NamedTuple):
     """The field that a keyword of another name, or in another unit, sets."""
 
     name: str  # of the field
