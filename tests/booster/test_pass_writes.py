@@ -80,7 +80,7 @@ def train(plugin: Any, model: Any, between: bool = False) -> dict[str, torch.Ten
         boosted(DATA[0])
     boosted.train()
     for x in DATA:
-        booster.backward(boosted(x if plugin is None else x.chunk(2)[rank]), optimizer)
+        booster.backward(boosted(x if plugin is None else x.chunk(dist.get_world_size())[rank]), optimizer)
         optimizer.step()
         optimizer.zero_grad()
         if between:
@@ -122,6 +122,19 @@ def test_the_remedies_equal_one_process() -> None:
         train(None, MovingAverage(by_data=False, in_forward=False), between=True),
     ]
     for found in run_processes(remedies, 2):
+        assert_close(found, expected)
+
+
+def keep_full() -> list[dict[str, torch.Tensor]]:
+    config = {dist.get_world_size(): {"chunk_size": 40, "keep_gathered": True}}
+    plugin = GeminiPlugin(precision="fp32", chunk_config_dict=config)
+    return [train(plugin, MODELS[name]()) for name in MODELS]
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2])
+def test_chunks_that_stay_full_keep_what_a_pass_writes(num_ranks: int) -> None:
+    expected = [train(None, build()) for build in MODELS.values()]
+    for found in run_processes(keep_full, num_ranks):
         assert_close(found, expected)
 
 

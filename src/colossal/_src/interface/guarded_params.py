@@ -117,6 +117,8 @@ class ClippedByOptimizer(nn.Parameter):
 class WorkingParameter(ClippedByOptimizer):
     """A parameter of the model whose master weight the optimizer updates, and which may hold its gradient."""
 
+    is_view = False  # of memory that something else has, and saves
+
     ndim: Any = torch.Tensor.ndim
     dim: Any = torch.Tensor.dim
     detach: Any = torch.Tensor.detach
@@ -153,14 +155,15 @@ class WorkingParameter(ClippedByOptimizer):
     @data.setter
     def data(self, data: torch.Tensor) -> None:
         masters = _masters_of(self)
-        if masters is None or _is_ours(sys._getframe(1)):  # noqa: SLF001
+        if _is_ours(sys._getframe(1)) or (masters is None and not self.is_view):  # noqa: SLF001
             set_values(self, data)
             return
         values = values_of(self)
         _check_kind(data, values)
         # into the memory that the parameter has, of which the optimizer updates a part
         values.copy_(data)
-        masters.expect_writes(self, values)
+        if masters is not None:
+            masters.expect_writes(self, values)
 
     def _check_here(self, verb: str) -> None:
         masters = _masters_of(self)

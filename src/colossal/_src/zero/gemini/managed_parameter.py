@@ -63,6 +63,8 @@ class ManagedParameter(WorkingParameter):
     module uses it, or how often. What it returns are plain tensors, unless the parameter has operators of its own.
     """
 
+    is_view = True  # of a chunk
+
     @classmethod
     def __torch_function__(
         cls, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
