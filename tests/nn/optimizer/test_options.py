@@ -20,7 +20,7 @@ WRONG = [
     ("HybridAdam", {"betas": (0.9, 1.0)}, "betas is at least 0 and below 1"),
     ("FusedAdam", {"eps": "small"}, "eps is"),
     *((name, {"betas": 0.9}, "betas are a decay rate of each") for name in ("CPUAdam", "Lamb", "GaLoreAdamW")),
-    ("HybridAdam", {"weigth_decay": 0.1}, "Found weigth_decay=0.1, which it would ignore. Did you mean weight_decay"),
+    ("HybridAdam", {"weight_decays": 0.1}, "Found weight_decays=0.1, which it would ignore. Did you mean weight_decay"),
     ("Lamb", {"weight_decay": -0.1}, "weight_decay is"),
     ("Lars", {"momentum": -0.1}, "momentum is"),
     ("FusedSGD", {"lr": 0.1, "nesterov": True}, "needs momentum and no dampening"),
