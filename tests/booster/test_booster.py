@@ -336,7 +336,9 @@ def test_a_misspelled_hyperparameter_of_a_group_is_refused(kind: type[torch.opti
     model = nn.Linear(2, 2)
     groups = [{"params": [model.weight], "weight_decays": 0.0}, {"params": [model.bias], "lr_scale": 0.5}]
     optimizer = kind(groups, lr=0.1)
-    with pytest.raises(ConfigError, match=f"{kind.__name__} reads .*Found weight_decays=0.0.*Did you mean weight_decay"):
+    with pytest.raises(
+        ConfigError, match=f"{kind.__name__} reads .*Found weight_decays=0.0.*Did you mean weight_decay"
+    ):
         Booster(device="cpu").boost(model, optimizer)
     del optimizer.param_groups[0]["weight_decays"]
     boosted, *_ = Booster(device="cpu").boost(model, CombinedOptimizer(optimizer))
