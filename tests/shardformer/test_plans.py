@@ -128,6 +128,16 @@ def test_layers_with_a_computation_of_their_own() -> None:
         divide(gemma, 2, ParallelPlan({"embed_tokens": "vocab"}))
 
 
+def test_weights_that_something_else_makes_or_uses() -> None:
+    for wrap in (torch.nn.utils.parametrizations.weight_norm, torch.nn.utils.weight_norm):
+        with pytest.raises(PlanError, match="the weight of 0 is computed, as by weight_norm"):
+            divide(nn.Sequential(wrap(nn.Linear(4, 4))), 2, ParallelPlan({"0": "colwise"}))
+    with pytest.raises(
+        PlanError, match=r"weight of 0\.out_proj is used by torch\.nn\.MultiheadAttention, which does not"
+    ):
+        divide(nn.Sequential(nn.MultiheadAttention(4, 2)), 2, ParallelPlan({"0.out_proj": "rowwise"}))
+
+
 def test_ties_that_are_divided_in_two_ways() -> None:
     with pytest.raises(PlanError, match=r"lm_head\.weight, \(40, 32\) on this rank"):
         divide(llama(tie_word_embeddings=True), 2, ParallelPlan({"embed_tokens": "vocab"}))

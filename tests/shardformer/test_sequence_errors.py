@@ -148,3 +148,8 @@ def test_another_model_of_the_same_configuration_stays_as_it_is(axes) -> None:
             Stage.of_model(student, stages, [range(1), range(1, 2)], 0)
         assert not student.config.use_cache
         assert before == teacher.config.to_dict() | {"attention": teacher.config._attn_implementation}
+
+
+def test_a_mode_that_there_is_not_is_refused_at_construction() -> None:
+    with fake_world(2), pytest.raises(ConfigError, match="one of the modes .*Found 'rings'"):
+        HybridParallelPlugin(tp_size=2, pp_size=1, enable_sequence_parallelism=True, sequence_parallelism_mode="rings")

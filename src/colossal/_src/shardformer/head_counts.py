@@ -13,8 +13,8 @@ from colossal._src.tensor import ParallelPlan, find_modules
 from colossal.errors import PlanError
 from colossal.logging import get_dist_logger
 
-_COLWISE = re.compile(r"colwise(_kv|_no_reduce)?|packed_colwise\(\d\)")  # whose outputs stay sharded
-_HEADS = re.compile(r"(.*_)?n?_?heads?|nheads?")
+_COLWISE = r"colwise(_kv|_no_reduce)?|packed_colwise\(\d\)"  # whose outputs stay sharded
+_HEADS = r"(.*_)?n?heads?"
 _Value = TypeVar("_Value")
 
 
@@ -75,13 +75,13 @@ def warn_of_undivided_heads(base: nn.Module, plan: ParallelPlan, size: int) -> N
     }
     found: list[str] = []
     for pattern, style in plan.styles.items():
-        for name, _ in find_modules(base, pattern) if _COLWISE.fullmatch(style) else ():
+        for name, _ in find_modules(base, pattern) if re.fullmatch(_COLWISE, style) else ():
             path = name.rpartition(".")[0]
             module = base.get_submodule(path)
             found += [
                 f"{path}.{attribute}".lstrip(".")
                 for attribute, value in vars(module).items()
-                if _HEADS.fullmatch(attribute) and isinstance(value, int) and (module, attribute) not in divided
+                if re.fullmatch(_HEADS, attribute) and isinstance(value, int) and (module, attribute) not in divided
             ]
     if found:
         names = ", ".join(dict.fromkeys(found))

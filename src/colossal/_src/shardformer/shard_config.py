@@ -64,9 +64,7 @@ class SequenceParallelConfig:
             ConfigError: There is no such mode, or the ranks are on the other axis.
         """
         mode = mode or ("all_to_all" if mesh.size("sp") > 1 else "split_gather")
-        if mode not in get_args(SequenceMode):
-            names = ", ".join(map(repr, get_args(SequenceMode)))
-            raise ConfigError(f"Sequences are sharded in one of the modes {names}. Found {mode!r}. Pass one of them.")
+        _check_mode(mode)
         axis, other = ("tp", "sp") if mode in MODES_OF_TP else ("sp", "tp")
         if mesh.size(axis) == 1 and mesh.size(other) > 1:
             raise ConfigError(
@@ -180,6 +178,8 @@ class ShardConfig:
         fp8_communication: bool,
     ) -> None:
         del sp_axis, pg_mesh
+        if self.sequence_parallelism_mode is not None:
+            _check_mode(self.sequence_parallelism_mode)
         groups = (
             *self._other_groups(tensor_parallel_process_group, sequence_parallel_process_group),
             pipeline_stage_manager,
@@ -271,6 +271,12 @@ class ShardConfig:
                 "out."
             )
         return None
+
+
+def _check_mode(mode: str) -> None:
+    if mode not in get_args(SequenceMode):
+        names = ", ".join(map(repr, get_args(SequenceMode)))
+        raise ConfigError(f"Sequences are sharded in one of the modes {names}. Found {mode!r}. Pass one of them.")
 
 
 def _tensor_parallel_process_group(config: ShardConfig) -> dist.ProcessGroup | None:

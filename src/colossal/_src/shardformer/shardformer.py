@@ -350,6 +350,11 @@ def _check_kind(name: str, module: nn.Module, style: str) -> None:
             "Tensor parallelism replaces layers that compute what their class does. Found that the forward method of "
             f"{name} was replaced. Use a hook, register_forward_hook, or remove the layer from the plan."
         )
+    if (user := _weight_user(module)) is not None:
+        raise PlanError(
+            "Tensor parallelism replaces layers by others that have shards of their weights. Found that the weight of "
+            f"{name} {user}. Remove the layer from the plan, so that it stays replicated."
+        )
     kinds = [kind for kind in type(module).__mro__ if kind in (nn.Linear, nn.Embedding) or kind.__name__ == "Conv1D"]
     if kinds and (kinds[0] is nn.Embedding) != (style in _OF_EMBEDDINGS):
         raise PlanError(
@@ -364,6 +369,15 @@ def _check_kind(name: str, module: nn.Module, style: str) -> None:
             f"The style {style!r} is for modules that compute what Linear, Embedding or Conv1D do. Found {name}, a "
             f"{type(module).__name__}. {advice}"
         )
+
+
+def _weight_user(module: nn.Module) -> str | None:
+    """Return what else uses or makes the weight of a layer."""
+    if type(module).__name__ == "NonDynamicallyQuantizableLinear":
+        return "is used by torch.nn.MultiheadAttention, which does not call the layer"
+    if "weight" in module._parameters or not hasattr(module, "weight"):  # noqa: SLF001 (has no public name)
+        return None
+    return "is computed, as by weight_norm or another parametrization, and is no parameter"
 
 
 def _log_summary(model: nn.Module, num_sharded: int, mesh: ParallelMesh) -> None:
