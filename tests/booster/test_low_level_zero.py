@@ -345,7 +345,8 @@ def train_on_disk(root: str, fraction: float, saved: bool) -> tuple[list[float],
         if not part:
             booster.save_model(model, Path(root, "model"), use_safetensors=True)
             booster.save_optimizer(optimizer, Path(root, "optimizer"), shard=True)
-    return losses, [shard.data.to_local().sum().item() for shard in optimizer.parameters]
+    shards: list[Any] = list(optimizer.parameters)
+    return losses, [shard.data.to_local().sum().item() for shard in shards]
 
 
 @pytest.mark.parametrize("fraction", [0.0, 1.0])

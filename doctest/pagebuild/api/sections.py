@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 from docutils import nodes
 
@@ -42,7 +43,8 @@ def split_sections(content: Iterable[nodes.Node]) -> Sections:
 
 def _add_node(one: nodes.field, found: Sections) -> None:
     # as written: the text of `name_` would be that of a reference to `name`
-    label, body = one.children[0].rawsource.replace("\\", ""), list(one.children[1].children)
+    name_node: Any = one.children[0]
+    label, body = name_node.rawsource.replace("\\", ""), list(one.children[1].children)
     kind, _, name = label.partition(" ")
     if kind == "param":
         found.params[name] = body

@@ -15,7 +15,7 @@ from colossal._src.inference.engine_core import EngineCore
 from colossal._src.inference.follower import follow, follow_generate
 from colossal._src.inference.model_facts import check_length, checked_config, default_config, load_model
 from colossal._src.inference.peers import Message, Peers, form_mesh
-from colossal._src.inference.preparation import NewRequest, Prompt, Request, RequestPreparer, new_requests
+from colossal._src.inference.preparation import NewRequest, Prompt, Prompts, Request, RequestPreparer, new_requests
 from colossal._src.inference.request_table import RequestId
 from colossal._src.inference.requests import RequestOutput
 from colossal._src.inference.statistics import EngineStatistics
@@ -132,7 +132,7 @@ class InferenceEngine:
 
     @overload
     def generate(
-        self, requests: Prompt | Items[Prompt], parameters: Any = None, /, *, generation_config: Any = None
+        self, requests: Prompts, parameters: Any = None, /, *, generation_config: Any = None
     ) -> list[RequestOutput]: ...
 
     @overload
@@ -161,7 +161,7 @@ class InferenceEngine:
 
     def generate(
         self,
-        requests: Prompt | Items[Prompt] | None = None,
+        requests: Prompts | None = None,
         parameters: Any = None,
         /,
         *,

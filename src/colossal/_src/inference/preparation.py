@@ -5,6 +5,8 @@ from collections.abc import Sequence as Items
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from colossal._src.inference.config import InferenceConfig
 from colossal._src.inference.model_facts import end_tokens_of
 from colossal._src.inference.requests import CompletionOutput, RequestOutput, Sequence
@@ -13,6 +15,9 @@ from colossal._src.inference.text import TextStream
 from colossal.errors import ConfigError
 
 Prompt = str | Items[int]
+Prompts = Prompt | torch.Tensor | Items[Prompt | torch.Tensor]
+"""One, or several; a matrix of tokens has one in each row."""
+
 NewRequest = tuple[int | str | None, Prompt, Any]
 """Id, prompt and parameters."""
 
@@ -44,7 +49,7 @@ class Request:
         return RequestOutput(request_id, self.prompt, next(iter(self.sequences)).prompt, outputs)
 
 
-def new_requests(prompts: Prompt | Items[Prompt], generation_config: Any) -> list[NewRequest]:
+def new_requests(prompts: Prompts, generation_config: Any) -> list[NewRequest]:
     """Give the prompts of one call their generation config: one for all, or one each."""
     prompts = _as_list(prompts)
     is_one = isinstance(prompts, str) or any(isinstance(each, int) for each in prompts)
