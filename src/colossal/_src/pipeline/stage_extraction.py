@@ -20,7 +20,7 @@ from colossal._src.pipeline.placeholders import (
     StageBoundary,
 )
 from colossal._src.pipeline.schedule.stage_placement import SharedParameter
-from colossal._src.tensor import Stages, base_model_of, copy_config, parameter_names, stop_caching
+from colossal._src.tensor import Stages, base_model_of, parameter_names, stop_caching
 from colossal.errors import PlanError
 
 
@@ -70,7 +70,6 @@ def extract_stage(
     lists = _lists_of(base, stages)
     # Before modules are replaced, as their parameters lose their names then.
     shared = _find_tied(model, prefix, lists, layers)
-    copy_config(model)
     stop_caching(model)
     passage = StageBoundary(_values_at_boundary(kept.start, lists), _values_at_boundary(kept.stop, lists))
     names = [f"{prefix}{name}" for each in lists for name in _extract_layers(base, each, kept, passage)]

@@ -41,10 +41,10 @@ def parallelize_attention(model: nn.Module, sp_config: SequenceParallelConfig) -
     # A name for each model: the registry is global, and what is registered knows the mesh of one model.
     name = f"{base}_of_sequence_{next(_numbers)}"
     if sp_config.mode == "ring_attn":
-        AttentionInterface.register(name, RingAttentionFunction(sp_config))
+        AttentionInterface.register(name, _OfOneModel(RingAttentionFunction(sp_config), model))
         AttentionMaskInterface.register(name, mask_by_position)
     else:
-        AttentionInterface.register(name, Ulysses(base, sp_config.sharding.mesh))
+        AttentionInterface.register(name, _OfOneModel(Ulysses(base, sp_config.sharding.mesh), model))
         AttentionMaskInterface.register(name, AttentionMaskInterface()[base])
     other.set_attn_implementation(name)
     model.register_forward_pre_hook(partial(_refuse_other_attention, other.config._attn_implementation))  # noqa: SLF001
@@ -58,6 +58,25 @@ def _refuse_other_attention(name: str, model: Any, _args: Any) -> None:
             f"attn_implementation={found!r}, set afterwards, which would see those of one rank. Set it before boost, "
             "as in from_pretrained(..., attn_implementation=...)."
         )
+
+
+@final
+class _OfOneModel:
+    """An attention function, of the modules of a model and of its copies."""
+
+    def __init__(self, function: Callable[..., Any], model: nn.Module) -> None:
+        self._function, self._mark = function, f"_attention_{next(_numbers)}"
+        for module in model.modules():
+            setattr(module, self._mark, True)  # which a copy has too
+
+    def __call__(self, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        if not hasattr(module, self._mark):
+            raise UnsupportedError(
+                "Attention of a model whose sequences are sharded exchanges tokens with other ranks. Found a layer of "
+                f"another model, a {type(module).__name__}, that has the same configuration object, as of a student "
+                "and its teacher. Build one of them of copy.deepcopy(config)."
+            )
+        return self._function(module, *args, **kwargs)
 
 
 @final

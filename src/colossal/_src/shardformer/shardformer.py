@@ -38,7 +38,6 @@ from colossal._src.tensor import (
     base_model_of,
     carry_over_attributes,
     carry_over_hooks,
-    copy_config,
     find_modules,
     refuse_collected_outputs,
     refuse_given_cache,
@@ -137,8 +136,6 @@ class ShardFormer:
         if needs_plan and plan is not None:
             if plan != plan.for_stage():
                 check_experts(model, plan, mesh)
-            if sp_config is not None:
-                copy_config(model)
             _parallelize(unwrap_adapters(model), plan, mesh, config, sp_config)
             if policy is not None and config.shards_tensors(mesh):
                 warn_of_undivided_heads(base_model_of(unwrap_adapters(model)), plan, mesh.size("tp"))

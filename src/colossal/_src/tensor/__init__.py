@@ -63,7 +63,6 @@ if TYPE_CHECKING:
     from colossal._src.tensor.expert_counts import log_experts
     from colossal._src.tensor.given_cache import refuse_given_cache
     from colossal._src.tensor.kv_cache import configs_with_cache, stop_caching
-    from colossal._src.tensor.own_config import copy_config
     from colossal._src.tensor.relayout_path import LayoutPath, greedy_path, plan_relayout
     from colossal._src.tensor.relayout_step import RelayoutStep, layout_difference, one_step_layouts
 
@@ -72,7 +71,6 @@ _MODULE_OF = {
     "LayoutPath": "colossal._src.tensor.relayout_path",
     "RelayoutStep": "colossal._src.tensor.relayout_step",
     "configs_with_cache": "colossal._src.tensor.kv_cache",
-    "copy_config": "colossal._src.tensor.own_config",
     "greedy_path": "colossal._src.tensor.relayout_path",
     "log_experts": "colossal._src.tensor.expert_counts",
     "layout_difference": "colossal._src.tensor.relayout_step",
@@ -106,7 +104,6 @@ __all__ = [
     "carry_over_hooks",
     "comm_device",
     "configs_with_cache",
-    "copy_config",
     "copy_placement",
     "dtensor_placements",
     "find_modules",

@@ -82,5 +82,6 @@ class _EnterCall:
 
 
 def _leave(*_call: Any) -> None:
-    if not torch.compiler.is_compiling():
+    # none is there after an exception of a hook before that which enters
+    if not torch.compiler.is_compiling() and getattr(_CALLS, "counts", None):
         _CALLS.counts.pop()
