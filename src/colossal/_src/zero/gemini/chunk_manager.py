@@ -2,7 +2,9 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from typing import Any, final
+from weakref import ref
 
 import torch
 from torch import nn
@@ -62,7 +64,7 @@ class ChunkManager:
         self.eviction = ChunkEviction(self.chunks, memory, placement, self.trace, traffic, self._is_single_rank)
         # of the values that were gathered, until the first forward pass of training is over
         self._digests: dict[int, torch.Tensor] | None = {}
-        self.eviction.before_release = self._refuse_writes
+        self.eviction.before_release = partial(_before_release, ref(self))  # the manager holds what holds it
         self._saved = SavedTensors(self.eviction.count_activations if placement.watches_activations else None)
         for chunk in chunks:
             if chunk.is_always_full:
@@ -226,10 +228,10 @@ class ChunkManager:
 
     def _end_watch(self) -> None:
         for chunk in self.chunks:
-            self._refuse_writes(chunk)
+            self.refuse_writes(chunk)
         self._digests = self.eviction.before_release = None
 
-    def _refuse_writes(self, chunk: Chunk) -> None:
+    def refuse_writes(self, chunk: Chunk) -> None:
         """Refuse what a pass wrote into a gathered chunk, which all ranks have in full."""
         before = None if self._digests is None else self._digests.pop(chunk.index, None)
         if before is None or chunk.full is None:
@@ -266,3 +268,8 @@ class ChunkManager:
 
 def _in_backward() -> bool:
     return torch._C._current_graph_task_id() != -1  # noqa: SLF001 (no public function returns it)
+
+
+def _before_release(manager: "ref[ChunkManager]", chunk: Chunk) -> None:
+    if (found := manager()) is not None:
+        found.refuse_writes(chunk)
