@@ -30,15 +30,18 @@ def older(path: str) -> Any:
 
 def test_the_module_of_a_function_of_the_same_name_is_called_like_it() -> None:
     module: Any = importlib.import_module("colossal.initialize")
-    assert module.launch is colossal.launch
+    moved: Any = importlib.import_module("colossal.legacy.initialize")
+    assert module.launch is moved.launch is colossal.launch
     model = nn.Linear(2, 1)
 
-    def program() -> object:
-        engine, *_ = vars(colossal)["initialize"](model, torch.optim.SGD(model.parameters(), lr=0.1))
+    def program(of: Any) -> object:
+        engine, *_ = vars(of)["initialize"](model, torch.optim.SGD(model.parameters(), lr=0.1))
         return engine
 
-    assert isinstance(run_threads(program, 1)[0], Engine)
     assert vars(colossal)["initialize"] is module
+    assert vars(colossal.legacy)["initialize"] is moved
+    for package in (colossal, colossal.legacy):
+        assert isinstance(run_threads(program, 1, package)[0], Engine)
 
 
 @pytest.mark.parametrize(

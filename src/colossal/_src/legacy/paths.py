@@ -108,7 +108,14 @@ class _OlderLoader(Loader):
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
         parent, _, leaf = spec.name.rpartition(".")
-        return (_CallableModule if any(_targets(parent, leaf)) else ModuleType)(spec.name)
+        package = sys.modules.get(parent)
+        # as long as the import has not put the module in its place
+        function = getattr(package, leaf) if leaf in getattr(package, "__all__", ()) else None
+        if function is None and not any(_targets(parent, leaf)):
+            return ModuleType(spec.name)
+        module = _CallableModule(spec.name)
+        module.function = function
+        return module
 
     def exec_module(self, module: ModuleType) -> None:
         name = module.__name__
@@ -128,7 +135,11 @@ class _OlderLoader(Loader):
 class _CallableModule(ModuleType):
     """A module and a function of the same name, whose place in the package it takes: a call goes to the function."""
 
+    function: Any = None  # that of a module of today; else that of the table
+
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if self.function is not None:
+            return self.function(*args, **kwargs)
         parent, _, leaf = self.__name__.rpartition(".")
         ((target, attribute), *_) = _targets(parent, leaf)
         return getattr(importlib.import_module(target), attribute)(*args, **kwargs)

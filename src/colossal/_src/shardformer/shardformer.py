@@ -372,7 +372,9 @@ def _weight_user(module: nn.Module) -> str | None:
     """Return what else uses or makes the weight of a layer."""
     if type(module).__name__ == "NonDynamicallyQuantizableLinear":
         return "is used by torch.nn.MultiheadAttention, which does not call the layer"
-    if "weight" in module._parameters or not hasattr(module, "weight"):  # noqa: SLF001 (has no public name)
+    own = module._parameters  # noqa: SLF001 (has no public name)
+    is_computed = hasattr(module, "parametrizations") or any(name.startswith("weight_") for name in own)
+    if "weight" in own or not is_computed:
         return None
     return "is computed, as by weight_norm or another parametrization, and is no parameter"
 
