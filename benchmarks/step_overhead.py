@@ -1,6 +1,7 @@
 """What the Python code of a training step costs, beside the same step of another checkout.
 
-Models have many parameters of few elements, so that the time of a step is that of the code between kernels. Each plugin
+Models have many parameters of few elements, so that the time of a step is that of the code between kernels; a larger
+width shows what of it is left beside that of kernels. Each plugin
 trains in two worlds of two ranks, one of each checkout, which take turns; and counts, which no other load of the
 machine changes, are taken of one more step on rank 0: calls of Python functions, and reads of tensors by the host
 (`item`, `tolist`, and what calls them), of which those of tensors on an accelerator wait for it. On a machine with
@@ -9,6 +10,7 @@ other work, the least times tell more than the medians.
     git worktree add /tmp/before main
     python benchmarks/step_overhead.py --beside /tmp/before
     python benchmarks/step_overhead.py --beside /tmp/before --only 'zero*' --parameters 400 --turns 0
+    python benchmarks/step_overhead.py --beside /tmp/before --only ddp tp --width 512 --clock cpu_ms --steps 4
 """
 
 import argparse
@@ -28,7 +30,7 @@ from unittest import mock
 from worlds import World
 
 ROOT = Path(__file__).resolve().parents[1]
-WARM_UP, WIDTH, TOLERANCE = 4, 16, 1e-3  # steps 1, 2, 4, 8, ... also compare hyperparameters between ranks
+WARM_UP, TOLERANCE = 4, 1e-3  # steps 1, 2, 4, 8, ... also compare hyperparameters between ranks
 OF_LLAMA_LAYER, OF_LLAMA_ENDS, OF_LINEAR = 9, 3, 2
 READS = ("item", "tolist", "__bool__", "__int__", "__float__")
 BAR = 1.01
@@ -71,34 +73,34 @@ def _variants() -> dict[str, Recipe]:
 RECIPES = _variants()
 
 
-def build_model(recipe: Recipe, num_parameters: int) -> Any:
+def build_model(recipe: Recipe, num_parameters: int, width: int) -> Any:
     """The same model in every process, of as many parameters or up to an eighth fewer."""
     import torch
     from torch import nn
 
     torch.manual_seed(0)
     if not recipe.is_hybrid:
-        return nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(num_parameters // OF_LINEAR)))
+        return nn.Sequential(*(nn.Linear(width, width) for _ in range(num_parameters // OF_LINEAR)))
     from transformers import LlamaConfig, LlamaForCausalLM
 
     layers = (num_parameters - OF_LLAMA_ENDS) // OF_LLAMA_LAYER
     sizes: dict[str, Any] = {
-        "hidden_size": WIDTH,
-        "intermediate_size": WIDTH,
-        "vocab_size": WIDTH,
+        "hidden_size": width,
+        "intermediate_size": width,
+        "vocab_size": width,
         "num_attention_heads": 2,
     }
     return LlamaForCausalLM(LlamaConfig(**sizes, num_hidden_layers=layers))
 
 
-def build_step(name: str, num_parameters: int) -> Callable[[], Any]:
+def build_step(name: str, num_parameters: int, width: int = 16) -> Callable[[], Any]:
     """Return a training step, which returns its loss."""
     import torch
 
     from colossal.booster import Booster, plugin
 
     recipe = RECIPES[name]
-    model = build_model(recipe, num_parameters)
+    model = build_model(recipe, num_parameters, width)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
     booster = Booster(
         device="cpu",
@@ -108,8 +110,8 @@ def build_step(name: str, num_parameters: int) -> Callable[[], Any]:
     )
     boosted, optim, *_ = booster.boost(model, optimizer)
     assert optim is not None
-    ids = torch.arange(4 * 8).view(4, 8) * 7 % WIDTH
-    features = torch.linspace(-1, 1, 4 * WIDTH).view(4, WIDTH)
+    ids = torch.arange(4 * 8).view(4, 8) * 7 % width
+    features = torch.linspace(-1, 1, 4 * width).view(4, width)
 
     def run_pass() -> Any:
         if recipe.is_hybrid:
@@ -203,8 +205,8 @@ def serve() -> None:
     print(json.dumps({"ready": True}), file=answers)
     for line in sys.stdin:
         match line.split():
-            case "build", name, number:
-                step = build_step(name, int(number))
+            case "build", name, number, width:
+                step = build_step(name, int(number), int(width))
                 print(json.dumps({"built": name}), file=answers)
             case "go", number:
                 print(json.dumps(run(int(number))), file=answers)
@@ -217,7 +219,7 @@ def compare(name: str, worlds: Sequence[World], options: argparse.Namespace) -> 
     """Let both checkouts take their turns, and return a row of the report."""
     times: dict[str, list[float]] = {world.name: [] for world in worlds}
     for world in worlds:
-        world.ask(f"build {name} {options.parameters}\n")
+        world.ask(f"build {name} {options.parameters} {options.width}\n")
     counts = [world.ask("count\n")[0] for world in worlds]
     for turn in range(-1, options.turns):
         losses = []
@@ -257,6 +259,7 @@ def main() -> None:
     parser.add_argument("--beside", default=str(ROOT), metavar="CHECKOUT", help="what the steps are compared with")
     parser.add_argument("--only", nargs="+", default=["*"], help=f"names, or patterns, of {', '.join(RECIPES)}")
     parser.add_argument("--parameters", type=int, default=48)
+    parser.add_argument("--width", type=int, default=16, help="features of a layer, and words of a vocabulary")
     parser.add_argument("--turns", type=int, default=20, help="0 only counts")
     parser.add_argument("--steps", type=int, default=20, help="steps of one turn")
     parser.add_argument("--clock", choices=("ms", "cpu_ms"), default="ms", help="of the wall, or of the processor")
@@ -265,8 +268,8 @@ def main() -> None:
     if options.serve:
         serve()
         return
-    turns = f"{options.turns} turns of {options.steps} steps"
-    print(f"{options.parameters} parameters, 2 ranks, {turns}, beside {options.beside}   (bar: {BAR})")
+    sizes = f"{options.parameters} parameters of width {options.width}, 2 ranks"
+    print(f"{sizes}, {options.turns} turns of {options.steps} steps, beside {options.beside}   (bar: {BAR})")
     clock = f"{options.clock} a step"
     print(f"{'':18}{'Python calls':>16}{'ratio':>8}{'reads':>13}{clock:>18}   ratio (quartiles)    of least")
     with two_worlds(options.beside) as worlds:
