@@ -13,7 +13,7 @@ from colossal._src.tensor import ParallelPlan, find_modules
 from colossal.errors import PlanError
 from colossal.logging import get_dist_logger
 
-_COLWISE = r"colwise(_kv|_no_reduce)?|packed_colwise\(\d\)"  # whose outputs stay sharded
+COLWISE = r"colwise(_kv|_no_reduce)?|packed_colwise\(\d\)"  # whose outputs stay sharded
 _HEADS = r"(.*_)?n?heads?"
 _Value = TypeVar("_Value")
 
@@ -75,7 +75,7 @@ def warn_of_undivided_heads(base: nn.Module, plan: ParallelPlan, size: int) -> N
     }
     found: list[str] = []
     for pattern, style in plan.styles.items():
-        for name, _ in find_modules(base, pattern) if re.fullmatch(_COLWISE, style) else ():
+        for name, _ in find_modules(base, pattern) if re.fullmatch(COLWISE, style) else ():
             path = name.rpartition(".")[0]
             module = base.get_submodule(path)
             found += [

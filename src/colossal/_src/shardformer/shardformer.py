@@ -22,11 +22,11 @@ from colossal._src.shardformer.head_counts import (
     check_heads,
     divide_attribute,
     skip_uneven_attention,
-    warn_of_undivided_heads,
 )
 from colossal._src.shardformer.head_layers import HeadInputSplitter
 from colossal._src.shardformer.input_gradients import merge_input_gradients
 from colossal._src.shardformer.model_options import apply_options, choose_options
+from colossal._src.shardformer.own_plan import checks_of_own_plan
 from colossal._src.shardformer.plans import PlanMaker, check_policy, plan_of, read_plan
 from colossal._src.shardformer.sequence_parallel import shard_sequence
 from colossal._src.shardformer.shard_config import SequenceParallelConfig, ShardConfig
@@ -130,6 +130,9 @@ class ShardFormer:
         plan: ParallelPlan | None = None
         if needs_plan or config.gradient_checkpoint_config is not None:
             plan = plan_of(model) if policy is None else read_plan(policy, model, mesh)
+        set_up_checks = None
+        if plan is not None and policy is not None and config.shards_tensors(mesh):
+            set_up_checks = checks_of_own_plan(model, plan, mesh, shards_tokens=sp_config is not None)
         if config.gradient_checkpoint_config is not None:
             checkpoint_layers(model, plan, config.gradient_checkpoint_config)
         apply_options(model, chosen)
@@ -137,8 +140,8 @@ class ShardFormer:
             if plan != plan.for_stage():
                 check_experts(model, plan, mesh)
             _parallelize(unwrap_adapters(model), plan, mesh, config, sp_config)
-            if policy is not None and config.shards_tensors(mesh):
-                warn_of_undivided_heads(base_model_of(unwrap_adapters(model)), plan, mesh.size("tp"))
+            if set_up_checks is not None:
+                set_up_checks()
         balance_over_ranks(unwrap_adapters(model), mesh, None if sp_config is None else sp_config.sharding)
 
 

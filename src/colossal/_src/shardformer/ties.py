@@ -38,7 +38,9 @@ def check_tied_styles(model: nn.Module, plan: ParallelPlan) -> None:
         for pattern, style in rows.items():
             styles |= {module: style for _, module in find_modules(root, f"?{pattern.removeprefix('?')}")}
     for names in find_tied_parameters(model):
-        found = {name: _style_of(model, name, styles) for name in names}
+        # a parameter of a module with layers, as the bias of a head of BERT, is only another name of that of a layer
+        of_layers = [name for name in names if not any(model.get_submodule(name.rpartition(".")[0]).children())]
+        found = {name: _style_of(model, name, styles) for name in of_layers}
         if len({_sharded_dim(style) for style in found.values()}) > 1:
             raise PlanError(
                 "Tied parameters are sharded in the same way. Found "

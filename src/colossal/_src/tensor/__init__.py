@@ -54,7 +54,13 @@ from colossal._src.tensor.placement import (
 )
 from colossal._src.tensor.region import Region, RegionLayout
 from colossal._src.tensor.relayout import relayout
-from colossal._src.tensor.replaced import carry_over_attributes, carry_over_hooks, refuse_gradient_hooks
+from colossal._src.tensor.replaced import (
+    carry_over_attributes,
+    carry_over_hooks,
+    hook_ids_of,
+    keep_hooks,
+    refuse_gradient_hooks,
+)
 from colossal._src.tensor.replicas import DATA, Replicas, broadcast_values, group_by_replicas, replicas_of
 from colossal._src.tensor.shard import shard, unshard
 
@@ -112,8 +118,10 @@ __all__ = [
     "greedy_path",
     "group_by_replicas",
     "has_saved_tensor_hooks",
+    "hook_ids_of",
     "is_dtensor",
     "is_placed",
+    "keep_hooks",
     "layout_difference",
     "layout_of",
     "local_of",

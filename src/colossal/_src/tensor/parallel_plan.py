@@ -143,6 +143,9 @@ class ParallelPlan:
         nested: Modules of the base model that are models by themselves, each sharded by the plan of its own family.
         stages: How it is partitioned into pipeline stages; None if it cannot be.
         attention: The modules of the base model in which tokens see each other: those that split them into heads.
+        compare_blocks: Whether, where a program passes the plan, a block of each kind, such as the first attention and
+            the first MLP, is computed in its first training pass as it was before it was sharded as well, and must be
+            the same: outputs, and gradients of inputs and of replicated parameters.
 
     Example:
         >>> from torch import nn
@@ -161,6 +164,7 @@ class ParallelPlan:
     nested: tuple[str, ...] = ()
     stages: Stages | None = None
     attention: str = ""
+    compare_blocks: bool = True
 
     def for_stage(self) -> "ParallelPlan":
         """Make the plan of a stage, on which some of the modules are missing.

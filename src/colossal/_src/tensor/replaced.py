@@ -1,6 +1,6 @@
 """What hangs on a parameter or a module that a sharded one takes the place of: hooks, and attributes of the program."""
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from typing import Any
 
 from torch import nn
@@ -17,6 +17,20 @@ _HOOKS = (
     "_backward_pre_hooks",
     "_backward_hooks",
 )
+
+
+def hook_ids_of(root: nn.Module) -> set[int]:
+    """Find the hooks on a module and those in it, by the numbers that copies of the module keep."""
+    return {number for module in root.modules() for kind in _HOOKS for number in getattr(module, kind)}
+
+
+def keep_hooks(root: nn.Module, kept: Container[int]) -> None:
+    """Remove all other hooks from a module and those in it."""
+    for module in root.modules():
+        for kind in _HOOKS:
+            hooks = getattr(module, kind)
+            for number in [each for each in hooks if each not in kept]:
+                del hooks[number]
 
 
 def refuse_gradient_hooks(named: Iterable[tuple[str, nn.Parameter]], method: str) -> None:
