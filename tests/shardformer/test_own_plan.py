@@ -180,6 +180,7 @@ WRONG: dict[str, tuple[Callable[[], nn.Module], dict[str, Any], str]] = {
     ),
     "heads": (Attention, {"styles": PACKED}, "returns other values from down.*divide_by_tp"),
     "normalized heads": (NORMALIZED, {"styles": PACKED, **HEADS_DIVIDED}, "has a part of that of blocks.0.norm.weight"),
+    "head": (Block, {"styles": ROWS | {"head": "colwise"}}, r"Model returns the output of head, .*\(4, 6, 6\)"),
     "functional": (Block, {"styles": TIED}, r"uses table.weight itself, by linear.*\(6, 8\).*'colwise_gather_output'"),
 }
 

@@ -145,7 +145,8 @@ class ParallelPlan:
         attention: The modules of the base model in which tokens see each other: those that split them into heads.
         compare_blocks: Whether, where a program passes the plan, a block of each kind, such as the first attention and
             the first MLP, is computed in its first training pass as it was before it was sharded as well, and must be
-            the same: outputs, and gradients of inputs and of replicated parameters.
+            the same: outputs, and gradients of inputs and of replicated parameters. In this pass, weights of sharded
+            layers are to be used by these only, and sharded outputs not to be returned.
 
     Example:
         >>> from torch import nn
