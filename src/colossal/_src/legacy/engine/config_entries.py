@@ -1,9 +1,11 @@
 """The entries of a config that training reads: what they hold, and names that are nearly theirs."""
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from colossal._src._closest import closest_name
+from colossal._src.interface import is_integer, is_number
 from colossal.errors import ConfigError
 from colossal.logging import get_dist_logger
 
@@ -12,14 +14,7 @@ def _is_dict(value: object) -> bool:
     return isinstance(value, Mapping)
 
 
-def _is_count(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
-
-
-def _is_norm(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and value >= 0
-
-
+_is_count, _is_norm = partial(is_integer, at_least=1), partial(is_number, at_least=0)
 _DICT = "a dict of options"
 _CHECKED: Mapping[str, tuple[Callable[[object], bool], str, str]] = {
     "fp16": (_is_dict, _DICT, "fp16=dict(mode=AMP_TYPE.TORCH)"),
