@@ -15,7 +15,7 @@ from colossal.booster.plugin import HybridParallelPlugin
 from colossal.testing import fake_world, run_threads
 
 LAYERS = (
-    ("errors", "logging", "_cached", "_registration", "_older_names"),
+    ("errors", "logging", "_cached", "_closest", "_registration", "_older_names"),
     ("cluster", "accelerator", "_native"),
     ("comm",),
     ("kernel", "offload"),

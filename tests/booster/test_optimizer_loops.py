@@ -1,7 +1,5 @@
 """What programs do with a boosted optimizer besides steps: as in one process, or refused with what to do."""
 
-from collections.abc import Callable
-from functools import partial
 from tempfile import TemporaryDirectory
 from typing import Any
 
@@ -10,12 +8,6 @@ import torch
 from loops import PLUGINS, SHARDED, SLOW, Loop, Refused, Values, check_loops, run_loops
 from small_models import BATCHES, net
 from torch import distributed as dist
-
-from colossal.booster import Booster
-from colossal.booster.plugin import GeminiPlugin, HybridParallelPlugin, LowLevelZeroPlugin
-from colossal.errors import ConfigError
-from colossal.testing import run_processes
-from colossal.zero import zero_model_wrapper, zero_optim_wrapper
 
 
 def reduce_rate_by_own_loss(loop: Loop) -> Values:
@@ -42,9 +34,7 @@ def set_rate_by_rank(loop: Loop) -> Values:
     model, optimizer = loop.start()
     for group in optimizer.param_groups:
         group["lr"] = 0.1 * (1 + loop.rank)
-    for batch in BATCHES:
-        loop.train(model, optimizer, batch)
-    return loop.values(model)
+    return loop.train_all(model, optimizer)
 
 
 def save_rate_by_rank(loop: Loop) -> Values:
@@ -64,7 +54,7 @@ def step_another_optimizer(loop: Loop) -> Values:
     model, _ = loop.start(lr=0.0)
     other = torch.optim.SGD(list(model.parameters())[2:], lr=0.3)
     with loop.no_sync(model):
-        loop.backward(model(loop.own(BATCHES[0])).square().mean(), _)
+        loop.run_pass(model, _, BATCHES[0])
     for parameter in list(model.parameters())[:2] if loop.booster is not None else ():
         dist.all_reduce(parameter.grad)
     other.step()
@@ -73,12 +63,12 @@ def step_another_optimizer(loop: Loop) -> Values:
 
 def discard_on_one_rank(loop: Loop) -> Values:
     model, optimizer = loop.start()
-    loop.backward(model(loop.own(BATCHES[0])).square().mean(), optimizer)
+    loop.run_pass(model, optimizer, BATCHES[0])
     optimizer.step()
     for group in optimizer.param_groups if loop.rank == 0 else ():
         for parameter in group["params"]:
             parameter.grad = None
-    loop.backward(model(loop.own(BATCHES[1])).square().mean(), optimizer)
+    loop.run_pass(model, optimizer, BATCHES[1])
     optimizer.step()
     return loop.values(model)
 
@@ -91,13 +81,13 @@ def perturb_and_restore(loop: Loop) -> Values:
     """Sharpness-aware minimization without its norm: gradients are those of perturbed values."""
     model, optimizer = loop.start()
     for batch in BATCHES:
-        loop.backward(model(loop.own(batch)).square().mean(), optimizer)
+        loop.run_pass(model, optimizer, batch)
         loop.unscale(optimizer)
         steps = [0.2 * parameter.grad for parameter in _held(optimizer)]  # type: ignore[operator]
         with torch.no_grad():
             torch._foreach_add_(_held(optimizer), steps)
         optimizer.zero_grad()
-        loop.backward(model(loop.own(batch)).square().mean(), optimizer)
+        loop.run_pass(model, optimizer, batch)
         with torch.no_grad():
             torch._foreach_sub_(_held(optimizer), steps)
         optimizer.step()
@@ -154,43 +144,35 @@ def load_and_write(loop: Loop) -> Values:
 def centralize(loop: Loop) -> Values:
     """Subtract from the gradients of rows their means, of what the optimizer holds."""
     model, optimizer = loop.start()
-    for batch in BATCHES:
-        loop.backward(model(loop.own(batch)).square().mean(), optimizer)
-        loop.unscale(optimizer)
+
+    def change() -> None:
         for parameter in _held(optimizer):
             if parameter.ndim > 1 and parameter.grad is not None:
                 parameter.grad.sub_(parameter.grad.mean(dim=1, keepdim=True))
-        optimizer.step()
-        optimizer.zero_grad()
-    return loop.values(model)
+
+    return loop.train_all(model, optimizer, change)
 
 
 def centralize_by_gradient(loop: Loop) -> Values:
     model, optimizer = loop.start()
-    for batch in BATCHES:
-        loop.backward(model(loop.own(batch)).square().mean(), optimizer)
-        loop.unscale(optimizer)
+
+    def change() -> None:
         for parameter in _held(optimizer):
             if parameter.grad is not None and parameter.grad.dim() > 1:
                 parameter.grad -= parameter.grad.mean(1, keepdim=True)
-        optimizer.step()
-        optimizer.zero_grad()
-    return loop.values(model)
+
+    return loop.train_all(model, optimizer, change)
 
 
 def measure_by_hand(loop: Loop) -> Values:
     """The norm of all gradients, of those of the parameters that the optimizer holds."""
-    model, optimizer = loop.start()
-    loop.backward(model(loop.own(BATCHES[0])).square().mean(), optimizer)
-    loop.unscale(optimizer)
+    _, optimizer = loop.start_with_gradients()
     norms = [parameter.grad.norm() for parameter in _held(optimizer) if parameter.grad is not None]
     return {"norm": torch.as_tensor([float(each) for each in norms], dtype=torch.float64).norm()}
 
 
 def measure_by_squares(loop: Loop) -> Values:
-    model, optimizer = loop.start()
-    loop.backward(model(loop.own(BATCHES[0])).square().mean(), optimizer)
-    loop.unscale(optimizer)
+    _, optimizer = loop.start_with_gradients()
     return {"squares": sum((each.grad.data.pow(2).sum() for each in _held(optimizer)), torch.zeros(()))}
 
 
@@ -206,7 +188,7 @@ def mask_gradients(loop: Loop) -> Values:
     own = net("")
     masks = [torch.arange(each.numel()).view(each.shape) % 2 for each in own.parameters()]
     model, optimizer = loop.boost(own, torch.optim.SGD(own.parameters(), lr=0.3))
-    loop.backward(model(loop.own(BATCHES[0])).square().mean(), optimizer)
+    loop.run_pass(model, optimizer, BATCHES[0])
     loop.unscale(optimizer)
     for parameter, mask in zip(_held(optimizer), masks, strict=True):
         parameter.grad.mul_(mask)
@@ -221,16 +203,12 @@ def mask_in_hooks(loop: Loop) -> Values:
     model, optimizer = loop.boost(own, torch.optim.SGD(own.parameters(), lr=0.3))
     for parameter, mask in zip(loop.original(model).parameters(), masks, strict=True):
         parameter.register_hook(lambda grad, mask=mask: grad * mask)
-    for batch in BATCHES:
-        loop.train(model, optimizer, batch)
-    return loop.values(model)
+    return loop.train_all(model, optimizer)
 
 
 def measure_full_gradients(loop: Loop) -> Values:
     """Norms of rows, of full gradients and values, which shards and DTensors give by one name."""
-    model, optimizer = loop.start()
-    loop.backward(model(loop.own(BATCHES[0])).square().mean(), optimizer)
-    loop.unscale(optimizer)
+    _, optimizer = loop.start_with_gradients()
     results = {}
     for number, parameter in enumerate(_held(optimizer)):
         held: dict[str, Any] = {"gradient": parameter.grad, "values": parameter.data}
@@ -242,18 +220,16 @@ def measure_full_gradients(loop: Loop) -> Values:
 
 def replace_gradients(loop: Loop) -> Values:
     model, optimizer = loop.start()
-    for batch in BATCHES:
-        loop.backward(model(loop.own(batch)).square().mean(), optimizer)
-        loop.unscale(optimizer)
+
+    def change() -> None:
         for parameter in _held(optimizer):
             parameter.grad.data = parameter.grad.data.square() + 0.1
             parameter.grad = parameter.grad.abs()
         optimizer.clip_grad_by_norm(0.1) if loop.booster is not None else torch.nn.utils.clip_grad_norm_(
             model.parameters(), 0.1
         )
-        optimizer.step()
-        optimizer.zero_grad()
-    return loop.values(model)
+
+    return loop.train_all(model, optimizer, change)
 
 
 def centralize_in_hooks(loop: Loop) -> Values:
@@ -262,9 +238,7 @@ def centralize_in_hooks(loop: Loop) -> Values:
     for parameter in loop.original(model).parameters():
         if parameter.ndim > 1:
             parameter.register_hook(lambda grad: grad - grad.mean(dim=1, keepdim=True))
-    for batch in BATCHES:
-        loop.train(model, optimizer, batch)
-    return loop.values(model)
+    return loop.train_all(model, optimizer)
 
 
 def load_another_algorithm(loop: Loop) -> Values:
@@ -278,10 +252,10 @@ def read_unreduced(loop: Loop) -> Values:
     """Gradients of a pass in no_sync, which under FSDP2 are not in the parameters."""
     model, optimizer = loop.start()
     with loop.no_sync(model):
-        loop.backward(model(loop.own(BATCHES[0])).square().mean(), optimizer)
+        loop.run_pass(model, optimizer, BATCHES[0])
     for parameter in model.parameters():
         parameter.grad.mul_(0.5)
-    loop.backward(model(loop.own(BATCHES[1])).square().mean(), optimizer)
+    loop.run_pass(model, optimizer, BATCHES[1])
     optimizer.step()
     return loop.values(model)
 
@@ -293,13 +267,13 @@ def read_reduced(loop: Loop) -> Values:
     counts = []
     for batch in BATCHES:
         with loop.no_sync(model):
-            loop.backward(model(loop.own(batch)).square().mean(), optimizer)
-        loop.backward(model(loop.own(batch)).square().mean(), optimizer)
+            loop.run_pass(model, optimizer, batch)
+        loop.run_pass(model, optimizer, batch)
         counts.append(sum(parameter.grad is not None for parameter in model.parameters()))
         optimizer.step()
         optimizer.zero_grad()
     with loop.no_sync(model):
-        loop.backward(model(loop.own(batch)).square().mean(), optimizer)
+        loop.run_pass(model, optimizer, batch)
     optimizer.zero_grad()
     counts.append(sum(parameter.grad is not None for parameter in model.parameters()))
     return {"counts": torch.as_tensor(counts), **loop.values(model)}
@@ -332,7 +306,7 @@ def step_two_optimizers(loop: Loop) -> Values:
     other = torch.optim.Adam([each for each in parameters if each.ndim == 1], lr=0.1)
     model, optimizer = loop.boost(model, torch.optim.SGD([each for each in parameters if each.ndim > 1], lr=0.3))
     for batch in BATCHES:
-        loop.backward(model(loop.own(batch)).square().mean(), optimizer)
+        loop.run_pass(model, optimizer, batch)
         optimizer.step()
         other.step()
         model.zero_grad()
@@ -351,7 +325,7 @@ def step_in_hooks(loop: Loop) -> Values:
 
     handles = [each.register_post_accumulate_grad_hook(update) for each in model.parameters()]
     for batch in BATCHES:
-        loop.backward(model(loop.own(batch)).square().mean(), optimizer)
+        loop.run_pass(model, optimizer, batch)
     for handle in handles:
         handle.remove()
     loop.train(model, optimizer, BATCHES[0])
@@ -368,9 +342,7 @@ def clip_in_hooks(loop: Loop) -> Values:
 
     for parameter in model.parameters():
         parameter.register_post_accumulate_grad_hook(clip)
-    for batch in BATCHES:
-        loop.train(model, optimizer, batch)
-    return loop.values(model)
+    return loop.train_all(model, optimizer)
 
 
 OTHERS = ("FSDP", *SHARDED)
@@ -419,75 +391,3 @@ def train_all(plugin: str) -> list[Values | str]:
 )
 def test_loops_train_as_in_one_process_or_are_refused(plugin: str) -> None:
     check_loops(REFUSED, plugin, train_all)
-
-
-IN_BF16: dict[str, Callable[[], Any]] = {
-    "ZeRO": partial(LowLevelZeroPlugin, precision="bf16"),
-    "Gemini": partial(GeminiPlugin, precision="bf16"),
-    "Hybrid": partial(HybridParallelPlugin, tp_size=1, pp_size=1, precision="bf16"),
-}
-
-
-def write_master_weights() -> dict[str, tuple[list[float], str]]:
-    """Write float32 copies by a number that bfloat16 has; then once more after values of the model."""
-    results: dict[str, tuple[list[float], str]] = {}
-    for name, plugin in IN_BF16.items():
-        own = torch.nn.Linear(6, 2)
-        model: Any
-        optimizer: Any
-        model, optimizer, *_ = Booster(device="cpu", plugin=plugin()).boost(own, torch.optim.SGD(own.parameters()))
-        first = model.state_dict(only_rank_0=False)
-        for parameter in _held(optimizer):
-            parameter.data.fill_(0.5)
-        outputs = model(torch.ones(4, 6)).flatten().tolist()
-        (model if name == "Gemini" else own).load_state_dict(first)
-        for parameter in _held(optimizer):
-            parameter.data.mul_(2.0)
-        try:
-            model(torch.ones(4, 6))
-            results[name] = outputs, ""
-        except ConfigError as error:
-            results[name] = outputs, str(error)
-    return results
-
-
-def test_written_master_weights_are_rounded_into_the_model() -> None:
-    for results in run_processes(write_master_weights, 2):
-        for name, (outputs, message) in results.items():
-            assert outputs == [3.5] * 8, name
-            assert "both were written" in message, name
-
-
-def decay_without_booster() -> dict[str, list[torch.Tensor]]:
-    """Halve what the optimizer holds after a step of zeros, and read it by a pass and by a state dict."""
-    results = {}
-    for stage, precision in ((1, torch.float64), (2, torch.bfloat16), (3, torch.float64)):
-        plain = net("").to(precision)
-        chunks = {"mixed_precision": None} if stage > 2 else None
-        model: Any = zero_model_wrapper(plain, zero_stage=stage, gemini_config=chunks)
-        optimizer = zero_optim_wrapper(model, torch.optim.SGD(model.parameters(), lr=0.0))
-        optimizer.backward(model(BATCHES[0].to(precision)).square().mean())
-        optimizer.step()
-        optimizer.zero_grad()
-        read = partial(model.state_dict, only_rank_0=False) if stage > 2 else model.state_dict
-        first = {name: each.clone() for name, each in read().items()}
-        for parameter in _held(optimizer):
-            parameter.data.mul_(0.5)
-        outputs = model(BATCHES[0].to(precision)).detach()
-        for parameter in _held(optimizer):
-            parameter.data.mul_(0.5)
-        state = read()
-        half = net("").to(precision)
-        half.load_state_dict({name: each * 0.5 for name, each in first.items()})
-        wanted = half(BATCHES[0].to(precision)).detach()
-        results[f"stage {stage}"] = [outputs, wanted, *(t for name in first for t in (state[name], first[name] * 0.25))]
-    return results
-
-
-def test_written_shards_count_without_a_booster() -> None:
-    for results in run_processes(decay_without_booster, 2):
-        for stage, tensors in results.items():
-            for found, wanted in zip(tensors[::2], tensors[1::2], strict=True):
-                torch.testing.assert_close(
-                    found, wanted, rtol=1e-12, atol=0, msg=lambda text, at=stage: f"{at}: {text}"
-                )

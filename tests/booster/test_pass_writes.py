@@ -11,6 +11,7 @@ from torch import distributed as dist
 from torch import nn
 from torch.nn import functional as F  # noqa: N812
 
+from colossal._src.interface import digests_of
 from colossal.booster import Booster
 from colossal.booster.plugin import GeminiPlugin, TorchFSDPPlugin
 from colossal.errors import UnsupportedError
@@ -64,10 +65,26 @@ class FirstBatch(nn.Module):
         return (self.layer(x) - self.shift).square().mean()
 
 
+class Queue(nn.Module):
+    """Moves the rows of a parameter by one in each training pass, as a queue of negative examples does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer = nn.Linear(6, 4).double()
+        self.keys = nn.Parameter(torch.randn(5, 4, dtype=torch.float64), requires_grad=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.training:
+            self.keys.data.copy_(self.keys.data.roll(1, 0))
+        return (self.layer(x) @ self.keys.T * torch.arange(5.0, dtype=torch.float64)).square().mean()
+
+
 MODELS = {
     "moving average": partial(MovingAverage, by_data=False),
     "moving average by data": partial(MovingAverage, by_data=True),
     "first batch": FirstBatch,
+    "rolled rows": Queue,
 }
 
 
@@ -108,6 +125,32 @@ def test_what_a_pass_writes_counts_or_is_refused_on_all_ranks() -> None:
             else:
                 assert isinstance(found, str), (plugin, name)
                 assert "frees the full parameters after a forward pass" in found
+
+
+DTYPES = (torch.bool, torch.int8, torch.bfloat16, torch.float32, torch.float64, torch.complex128, torch.float8_e4m3fn)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_digests_see_each_element_and_their_order(dtype: torch.dtype) -> None:
+    values = torch.tensor([0.0, 1.0, 1.0, 0.0, 2.0, 0.0, 0.0]).to(dtype)
+    changed = values.clone().view(torch.uint8)
+    changed[-1] += 1
+    orders = [[1, 0, 2, 3, 4, 5, 6], [6, 0, 1, 2, 3, 4, 5], [5, 6, 0, 1, 2, 3, 4], [6, 5, 4, 3, 2, 1, 0]]
+    others = [values.clone(), changed.view(dtype), *(torch.stack([values[i] for i in order]) for order in orders)]
+    before, same, *after = digests_of([values, *others]).tolist()
+    assert before == same
+    assert before not in after
+    assert len(set(after)) == len(after)
+
+
+def test_digests_are_of_any_shape_and_of_all_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    empty, scalar, columns = torch.empty(0, 3), torch.tensor(2.0), torch.arange(6.0).view(2, 3)
+    monkeypatch.setattr("colossal._src.interface.pass_writes._BLOCK", 2)
+    values = [empty, empty, scalar, scalar + 1, columns, columns.T.contiguous().T, columns.roll(2)]
+    digests = digests_of(values).tolist()
+    assert digests[0] == digests[1]
+    assert digests[4] == digests[5]
+    assert len(set(digests)) == len(digests) - 2
 
 
 def remedies() -> list[dict[str, torch.Tensor]]:

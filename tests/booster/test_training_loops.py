@@ -32,7 +32,7 @@ def discard_left_over(loop: Loop) -> Values:
     model, optimizer = loop.start()
     for number in range(3):
         with nullcontext() if number % 2 == 0 else loop.no_sync(model):
-            loop.backward(model(loop.own(BATCHES[number])).square().mean(), optimizer)
+            loop.run_pass(model, optimizer, BATCHES[number])
         if number % 2 == 0:
             optimizer.step()
         optimizer.zero_grad()
@@ -45,7 +45,7 @@ def average_by_hand(loop: Loop) -> Values:
     model, optimizer = loop.start()
     for batch in BATCHES:
         with loop.no_sync(model):
-            loop.backward(model(loop.own(batch)).square().mean(), optimizer)
+            loop.run_pass(model, optimizer, batch)
         for parameter in model.parameters() if loop.booster is not None else ():
             dist.all_reduce(parameter.grad)
             parameter.grad /= loop.size
@@ -69,7 +69,7 @@ def wrap_optimizer(loop: Loop) -> Values:
     model, optimizer = loop.start()
     outer = Lookahead(optimizer)
     for batch in BATCHES:
-        loop.backward(model(loop.own(batch)).square().mean(), optimizer)
+        loop.run_pass(model, optimizer, batch)
         outer.step()
         outer.zero_grad()
     return loop.values(model)
@@ -81,7 +81,7 @@ def begin_with_gradients(loop: Loop) -> Values:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.3)
     model(loop.own(BATCHES[0])).square().mean().backward()
     model, optimizer = loop.boost(model, optimizer)
-    loop.backward(model(loop.own(BATCHES[1])).square().mean(), optimizer)
+    loop.run_pass(model, optimizer, BATCHES[1])
     optimizer.step()
     optimizer.zero_grad()
     return loop.values(model)
@@ -162,7 +162,7 @@ def _embed(loop: Loop, *, max_norm: float | None, trains: bool = True) -> tuple[
 
     def train() -> None:
         for ids in IDS:
-            loop.backward(model(loop.own(ids)).square().mean(), optimizer)
+            loop.run_pass(model, optimizer, ids)
             optimizer.step()
             optimizer.zero_grad()
             if max_norm is None:

@@ -20,7 +20,7 @@ from pathlib import Path
 import pytest
 
 FLOORS = (
-    ("errors", "logging", "_cached", "_dtypes", "_lost_peer", "_error_file"),
+    ("errors", "logging", "_cached", "_closest", "_dtypes", "_lost_peer", "_error_file"),
     ("cluster", "accelerator", "_native"),
     ("comm", "_registration", "_older_names"),
     ("kernel",),

@@ -13,6 +13,13 @@ from colossal.tensor import full_tensor_of
 from colossal.zero.gemini import GeminiDDP, GeminiOptimizer
 
 ROWS, WIDTH = 24, 6
+AUTO = {"placement_policy": "auto", "device_budget": 1_000_000, "warmup_non_model_data_ratio": 0.9999}
+"""The first pass has room for 100 bytes, so that each chunk goes as soon as another one comes."""
+PLACEMENTS: dict[str, dict[str, Any]] = {
+    "static": {},
+    "ahead, from the host": {"max_prefetch": 2, "offload_optim_frac": 1.0, "offload_param_frac": 1.0},
+    "auto": AUTO,
+}
 EXACT: dict[str, Any] = {"rtol": 1e-9, "atol": 1e-11}
 """In float64, where Adam divides by gradients that are not tiny."""
 
@@ -41,6 +48,11 @@ def loss_of(model: nn.Module, rows: torch.Tensor) -> torch.Tensor:
 
 def adamw(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
     return torch.optim.AdamW(parameters, lr=0.02, weight_decay=0.1)
+
+
+def sgd(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+    """Adam would blow up the rounding of a gradient that is 0 in truth, such as of a bias of attention keys."""
+    return torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
 
 
 def own_rows(batch: torch.Tensor) -> torch.Tensor:

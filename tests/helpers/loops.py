@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from plugins import plugins
-from small_models import net
+from small_models import BATCHES, net
 from torch import distributed as dist
 
 from colossal.booster import Booster
@@ -36,18 +36,39 @@ class Loop:
         model, settings = net(""), {"lr": 0.3, "momentum": 0.9, **options}
         return self.boost(model, torch.optim.SGD(model.parameters(), **settings))
 
+    def start_with_gradients(self) -> tuple[Any, Any]:
+        model, optimizer = self.start()
+        self.run_pass(model, optimizer, BATCHES[0])
+        self.unscale(optimizer)
+        return model, optimizer
+
     def own(self, batch: torch.Tensor) -> torch.Tensor:
         return batch.chunk(self.size)[self.rank].clone()
 
     def backward(self, loss: torch.Tensor, optimizer: Any, **options: Any) -> None:
         loss.backward(**options) if self.booster is None else self.booster.backward(loss, optimizer, **options)
 
-    def train(self, model: Any, optimizer: Any, batch: torch.Tensor) -> torch.Tensor:
+    def run_pass(self, model: Any, optimizer: Any, batch: torch.Tensor) -> torch.Tensor:
         loss = model(self.own(batch)).square().mean()
         self.backward(loss, optimizer)
+        return loss.detach()
+
+    def train(self, model: Any, optimizer: Any, batch: torch.Tensor) -> torch.Tensor:
+        loss = self.run_pass(model, optimizer, batch)
         optimizer.step()
         optimizer.zero_grad()
-        return loss.detach()
+        return loss
+
+    def train_all(self, model: Any, optimizer: Any, change: Callable[[], None] | None = None) -> "Values":
+        """Train on all batches; `change` is called when a step's gradients are there."""
+        for batch in BATCHES:
+            self.run_pass(model, optimizer, batch)
+            if change is not None:
+                self.unscale(optimizer)
+                change()
+            optimizer.step()
+            optimizer.zero_grad()
+        return self.values(model)
 
     def unscale(self, optimizer: Any) -> None:
         if self.booster is not None:

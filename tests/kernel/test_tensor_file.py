@@ -1,69 +1,29 @@
+"""Tensors come back from a scratch file, by each engine, past the page cache or through it, and in any process."""
+
 import errno
 import gc
 import os
-import resource
 import signal
 import subprocess
 import sys
 import textwrap
 import threading
 import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from tensor_files import SPAN, WAYS, aligned, allowed, noise
 
 from colossal._src.offload import DirectIO, TensorFile, direct_io, io_engine, scratch_file
-from colossal._src.offload.io_engine import ENGINES, FileTransfer, open_io_engine
+from colossal._src.offload.io_engine import FileTransfer, open_io_engine
 from colossal._src.offload.scratch_file import ScratchFile
-from colossal.errors import CheckpointError, ConfigError, ShapeError, UnsupportedError
-from colossal.kernel import huge_zeros
-from colossal.offload import StateStore
+from colossal.errors import UnsupportedError
 
 pytestmark = pytest.mark.slow
 
-SPAN = io_engine._SPAN
 SIZES = (0, 1, 511, 4096, 4097, 1_000_003, SPAN, 2 * SPAN + 4096, 3 * SPAN + 77)
-WAYS = (DirectIO(read=False, write=False), DirectIO(read=True, write=True), DirectIO(read=True, write=False))
-
-
-def allowed(name: str) -> bool:
-    try:
-        open_io_engine(name).close()
-    except UnsupportedError:
-        return False
-    return True
-
-
-def engines() -> list:
-    """All engines; those that this machine does not allow are skipped."""
-    skip = pytest.mark.skip(reason="this machine does not allow the engine")
-    return [pytest.param(name, marks=() if allowed(name) else skip) for name in ENGINES]
-
-
-@pytest.fixture(params=engines())
-def engine(request) -> str:
-    return request.param
-
-
-@pytest.fixture
-def disk(tmp_path) -> Iterator[Path]:
-    """A directory that is empty in the end."""
-    yield tmp_path
-    if list(tmp_path.iterdir()):
-        gc.collect()  # a file that nobody holds any more may still wait for this
-    assert not list(tmp_path.iterdir())
-
-
-def noise(num_bytes: int, seed: int = 0) -> torch.Tensor:
-    some = torch.randint(0, 256, (min(num_bytes, 10_007),), generator=torch.Generator().manual_seed(seed))
-    return some.to(torch.uint8).repeat(num_bytes // 10_007 + 1)[:num_bytes].contiguous()
-
-
-def aligned(num_bytes: int) -> torch.Tensor:
-    return huge_zeros([(num_bytes,)], torch.uint8)[0]
 
 
 def run(program: str, *arguments: object) -> "subprocess.CompletedProcess[str]":
@@ -303,148 +263,6 @@ def test_where_io_uring_is_forbidden_it_is_threads(disk, monkeypatch) -> None:
         TensorFile(disk, [4], engine="io_uring")
 
 
-# ------------------------------------------------------------------------------------------ errors
-
-
-def test_arguments_that_cannot_work(disk) -> None:
-    with pytest.raises(ConfigError, match="Found engine 'libaio'"):
-        TensorFile(disk, [4], engine="libaio")
-    with pytest.raises(ConfigError, match="sizes from -1"):
-        TensorFile(disk, [-1])
-
-
-def test_a_missing_directory(engine, disk) -> None:
-    with pytest.raises(ConfigError, match="No such file"):
-        TensorFile(disk / "missing", [4], engine)
-
-
-def test_a_directory_that_may_not_be_written_to(disk, monkeypatch) -> None:
-    def refuse(*_: object, **__: object) -> int:
-        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
-
-    monkeypatch.setattr(os, "open", refuse)
-    with pytest.raises(ConfigError, match="Read-only file system"):
-        ScratchFile(disk, 4)
-
-
-def test_a_full_disk_is_found_at_the_start(disk) -> None:
-    # more than any disk has, so that none of it is filled: what others write there at the same time must fit
-    with pytest.raises(ConfigError, match=r"[Nn]o space left|too large"):
-        TensorFile(disk, [1 << 60], direct=DirectIO(read=True, write=True))
-
-
-def test_a_full_disk_at_the_start_leaves_nothing_open(disk, monkeypatch) -> None:
-    def refuse(*_: object) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    before = len(list(Path("/proc/self/fd").iterdir()))
-    monkeypatch.setattr(os, "posix_fallocate", refuse)
-    with pytest.raises(ConfigError, match="No space left"):
-        TensorFile(disk, [1 << 20])
-    assert len(list(Path("/proc/self/fd").iterdir())) == before
-
-
-def test_a_file_system_that_cannot_reserve_room(engine, disk, monkeypatch) -> None:
-    def refuse(*_: object) -> None:
-        raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
-
-    monkeypatch.setattr(os, "posix_fallocate", refuse)
-    with TensorFile(disk, [40], engine) as file:
-        back = torch.ones(10)
-        file.read(0, back).wait()
-        assert not back.any()
-
-
-@pytest.mark.parametrize("direct", WAYS[:2])
-def test_a_file_that_was_cut_off(engine, direct, disk) -> None:
-    size = 2 * SPAN
-    with TensorFile(disk, [size], engine, direct) as file:
-        os.ftruncate(file._flights.file.buffered, SPAN + 4096)
-        request = file.read(0, aligned(size))
-        for _ in range(2):
-            with pytest.raises(CheckpointError, match="must be read in full.*the file ends too early"):
-                request.wait()
-
-
-@pytest.mark.parametrize("direct", WAYS[:2])
-def test_a_write_that_fails_leaves_the_tensor_as_it_is(engine, direct, disk) -> None:
-    """Beyond the largest size that the process may give a file, the system refuses to write."""
-    size = 4 * SPAN
-    source = aligned(size).copy_(noise(size))
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    with TensorFile(disk, [size], engine, direct) as file:
-        os.ftruncate(file._flights.file.buffered, 0)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (SPAN, before[1]))
-        try:
-            request = file.write(0, source)
-            with pytest.raises(CheckpointError, match="must be written in full.*File too large") as caught:
-                request.wait()
-        finally:
-            resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    assert isinstance(caught.value.__cause__, OSError)
-    assert caught.value.__cause__.errno == errno.EFBIG
-    assert torch.equal(source, noise(size))
-
-
-def test_a_device_that_is_full(engine, disk) -> None:
-    with TensorFile(disk, [SPAN], engine) as file:
-        full = os.open("/dev/full", os.O_RDWR)
-        own, file._flights.file.buffered = file._flights.file.buffered, full
-        with pytest.raises(CheckpointError, match="No space left on device"):
-            file.write(0, torch.zeros(SPAN, dtype=torch.uint8)).wait()
-        file._flights.file.buffered = own
-        os.close(full)
-
-
-def test_closing_tells_of_an_error_that_nobody_waited_for(engine, disk) -> None:
-    file = TensorFile(disk, [SPAN], engine)
-    os.ftruncate(file._flights.file.buffered, 0)
-    file.read(0, torch.zeros(SPAN, dtype=torch.uint8))
-    with pytest.raises(CheckpointError, match="ends too early"):
-        file.close()
-    file.close()
-    assert file._flights.file.buffered == -1
-
-
-def test_an_error_that_was_told_is_not_told_again(engine, disk) -> None:
-    with TensorFile(disk, [SPAN], engine) as file:
-        os.ftruncate(file._flights.file.buffered, 0)
-        with pytest.raises(CheckpointError):
-            file.read(0, torch.zeros(SPAN, dtype=torch.uint8)).wait()
-
-
-def test_an_exception_of_the_block_goes_first(disk) -> None:
-    def spoil() -> None:
-        with TensorFile(disk, [SPAN]) as file:
-            os.ftruncate(file._flights.file.buffered, 0)
-            file.read(0, torch.zeros(SPAN, dtype=torch.uint8))
-            raise ZeroDivisionError
-
-    with pytest.raises(ZeroDivisionError):
-        spoil()
-
-
-def test_tensors_that_do_not_fit(disk) -> None:
-    with TensorFile(disk, [16]) as file:
-        with pytest.raises(ShapeError, match="at most 16 bytes. Found 20 bytes"):
-            file.write(0, torch.zeros(5))
-        with pytest.raises(ShapeError, match="not contiguous"):
-            file.read(0, torch.zeros(2, 2).t())
-        with pytest.raises(ShapeError, match="on meta"):
-            file.read(0, torch.zeros(2, device="meta"))
-        with pytest.raises(IndexError):
-            file.read(1, torch.zeros(2))
-
-
-def test_a_closed_file_is_not_used(disk) -> None:
-    file = TensorFile(disk, [16])
-    request = file.write(0, torch.ones(4))
-    file.close()
-    request.wait()
-    with pytest.raises(UnsupportedError, match="it was closed"):
-        file.read(0, torch.ones(4))
-
-
 # ------------------------------------------------------------------------------------------ other processes
 
 KILLED = """
@@ -521,181 +339,6 @@ def test_a_forked_process_leaves_the_file_alone(engine, disk) -> None:
     file.read(0, back).wait()
     file.close()
     assert torch.equal(back, noise(4 * SPAN))
-
-
-# ------------------------------------------------------------------------------------------ states
-
-
-def test_states_are_visited_in_order_and_written_back(engine, disk) -> None:
-    numels = [5, 0, 100_000, 17, 1]
-    with StateStore(disk, numels, engine=engine) as store:
-        for turn in range(3):
-            seen = []
-            for index, tensors in store.walk([3, 0, 1, 2]):
-                seen.append(index)
-                for number, tensor in enumerate(tensors):
-                    assert tensor.tolist() == [turn * (index + 1) * (number + 1)] * numels[index]
-                    tensor.add_((index + 1) * (number + 1))
-            assert seen == [3, 0, 1, 2]
-        assert [one.tolist() for one in store.load(3)] == [[12.0] * 17, [24.0] * 17]
-        assert not store.load(4)[0].any()
-
-
-def test_a_walk_that_only_reads_writes_nothing(disk) -> None:
-    with StateStore(disk, [4] * 6, tensors_per_entry=1) as store:
-        for _, (tensor,) in store.walk(is_read_only=True):
-            tensor.fill_(1)
-        assert not any(store.load(index)[0].any() for index in range(6))
-
-
-@pytest.mark.parametrize("ahead", [1, 2, 3])
-def test_reads_go_ahead_and_writes_stay_behind(ahead, disk, monkeypatch) -> None:
-    """Proved by the order in which requests begin and are waited for."""
-    log: list[str] = []
-    store = StateStore(disk, [8] * 8, ahead=ahead)
-    for name in ("read", "write"):
-        monkeypatch.setattr(store.file, name, recorded(log, name, getattr(store.file, name)))
-    for index, _ in store.walk():
-        log.append(f"use {index}")
-        reads = [entry for entry in log if entry.startswith("read")]
-        assert len(reads) == min(index + 1 + ahead, 8)  # begun before the use
-        unfinished = [i for i in range(index) if f"wait write {i}" not in log]
-        assert unfinished == list(range(max(0, index - ahead), index)) or index + ahead >= 8
-        assert f"wait read {index}" in log
-        assert f"wait read {index + 1}" not in log
-    assert [entry for entry in log if entry.startswith("use")] == [f"use {index}" for index in range(8)]
-    assert {entry for entry in log if entry.startswith("wait write")} == {f"wait write {index}" for index in range(8)}
-    store.close()
-
-
-def recorded(log: list[str], name: str, begin: Callable) -> Callable:
-    """Note when a request begins, and when somebody waits for it."""
-
-    class Noted:
-        def __init__(self, slot: int, request) -> None:
-            self.slot, self.request = slot, request
-
-        def wait(self) -> None:
-            self.request.wait()
-            log.append(f"wait {name} {self.slot}")
-
-    def begin_noted(slot: int, tensor: torch.Tensor) -> Noted:
-        log.append(f"{name} {slot}")
-        return Noted(slot, begin(slot, tensor))
-
-    return begin_noted
-
-
-def test_memory_is_as_many_buffers_as_it_says(disk) -> None:
-    with StateStore(disk, [8, 4096, 1], ahead=3) as store:
-        addresses = {tensors[0].data_ptr() for _ in range(3) for _, tensors in store.walk()}
-        assert len(addresses) <= 7
-        assert store.num_buffer_bytes == 7 * 2 * 4096 * 4
-        assert all(address % 4096 == 0 for address in addresses)
-
-
-@pytest.mark.parametrize("turn", [0, 3, 7])
-def test_a_body_that_raises_leaves_its_own_entry_alone(engine, turn, disk) -> None:
-    def spoil(store: StateStore) -> None:
-        for index, tensors in store.walk():
-            tensors[0].fill_(1)
-            if index == turn:
-                raise ZeroDivisionError
-
-    with StateStore(disk, [50_000] * 8, engine=engine) as store:
-        with pytest.raises(ZeroDivisionError):
-            spoil(store)
-        gc.collect()
-        assert [bool(store.load(index)[0].any()) for index in range(8)] == [index < turn for index in range(8)]
-        assert [index for index, _ in store.walk()] == list(range(8))
-
-
-def test_a_loop_that_is_left(disk) -> None:
-    with StateStore(disk, [4] * 8) as store:
-        for index, tensors in store.walk():
-            tensors[0].fill_(1)
-            if index == 2:
-                break
-        assert [bool(store.load(index)[0].any()) for index in range(8)] == [True, True] + [False] * 6
-
-
-def test_a_read_that_fails_ends_the_walk(engine, disk) -> None:
-    seen = []
-
-    def visit() -> None:
-        for index, _ in store.walk():
-            seen.append(index)
-
-    with StateStore(disk, [SPAN // 4] * 6, engine=engine) as store:
-        os.ftruncate(store.file._flights.file.buffered, 6 * SPAN)
-        with pytest.raises(CheckpointError, match="must be read in full"):
-            visit()
-        assert seen == [0, 1, 2]
-        assert store.load(0)
-
-
-def test_a_write_that_fails_ends_the_walk(disk, monkeypatch) -> None:
-    with StateStore(disk, [8] * 6) as store:
-        fail_writes(store, monkeypatch)
-        with pytest.raises(CheckpointError, match="a write failed"):
-            for _ in store.walk():
-                pass
-        assert store.load(0)
-
-
-def test_a_write_that_fails_behind_a_loop_that_was_left_is_told_by_the_next_use(disk, monkeypatch) -> None:
-    with StateStore(disk, [8] * 6) as store:
-        with monkeypatch.context() as patch:
-            fail_writes(store, patch)
-            for index, _ in store.walk():
-                if index == 1:
-                    break
-        with pytest.raises(CheckpointError, match="a write failed"):
-            store.load(0)
-        assert store.load(0)
-
-
-def fail_writes(store: StateStore, monkeypatch) -> None:
-    class Failed:
-        def wait(self) -> None:
-            raise CheckpointError("a write failed")
-
-    monkeypatch.setattr(store.file, "write", lambda _slot, _tensor: Failed())
-
-
-def test_an_entry_for_a_checkpoint(engine, disk) -> None:
-    with StateStore(disk, [6, 3], tensors_per_entry=3, engine=engine) as store:
-        store.store(
-            1, [torch.ones(3), torch.ones(3, dtype=torch.float64) * 2, torch.nn.Parameter(torch.ones(3, 1) * 3)]
-        )
-        store.store(0, [torch.arange(6).view(2, 3)] * 3)
-        found = store.load(1)
-        store.store(1, [torch.zeros(3)] * 3)
-        assert [one.tolist() for one in found] == [[1.0] * 3, [2.0] * 3, [3.0] * 3]
-        assert store.load(0)[2].tolist() == [0, 1, 2, 3, 4, 5]
-        assert len(store) == 2
-
-
-def test_states_refuse_what_cannot_work(disk) -> None:
-    with StateStore(disk, [2, 2]) as store:
-        for indices in ([0, 0], [2], [-1]):
-            with pytest.raises(ConfigError, match="at most once"):
-                store.walk(indices)
-        with pytest.raises(ShapeError, match="takes 2 tensors of 2 elements"):
-            store.store(0, [torch.ones(2)])
-        with pytest.raises(ShapeError, match="takes 2 tensors of 2 elements"):
-            store.store(0, [torch.ones(2), torch.ones(3)])
-        for _ in store.walk():
-            with pytest.raises(ConfigError, match="a walk has not ended"):
-                store.load(0)
-    for numels, tensors, ahead in (([-1], 1, 1), ([1], 0, 1), ([1], 1, 0)):
-        with pytest.raises(ConfigError, match="A store of states has"):
-            StateStore(disk, numels, tensors, ahead)
-
-
-def test_a_store_of_nothing(disk) -> None:
-    with StateStore(disk, []) as store:
-        assert list(store.walk()) == []
 
 
 def test_a_probe_leaves_the_random_numbers_alone(disk, monkeypatch) -> None:

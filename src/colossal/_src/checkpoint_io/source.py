@@ -132,8 +132,8 @@ def read_torch(path: Path, *, mmap: bool, verify: bool = True, list_name: str | 
         if "Unsupported global" in str(error):  # an object, such as a module or an array of NumPy
             advice = "Loading runs no code of a file. Save the tensors alone, by torch.save(model.state_dict(), path)."
         raise CheckpointError(
-            f"Loading needs a readable file of tensors. Found {path}, which cannot be read: {_first_line(error)}. "
-            f"{advice}"
+            f"Loading needs a readable file of tensors. Found {path}, which cannot be read: "
+            f"{_first_line(error)}. {advice}"
         ) from error
     if isinstance(content, list) and list_name is not None:
         return {list_name: content}

@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 
+from colossal._src.interface import is_integer
 from colossal.errors import ConfigError
 
 _NAMES: Any = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
@@ -62,7 +63,7 @@ class InferenceConfig:
         for field in fields(self):
             value = getattr(self, field.name)
             if field.type in ("int", int) or (field.type in ("int | None", int | None) and value is not None):
-                self._check(field.name, "an integer of at least 1", _is_count(value))
+                self._check(field.name, "an integer of at least 1", is_integer(value, 1))
             elif field.type in ("bool", bool):
                 self._check(field.name, "True or False", isinstance(value, bool))
         is_part = isinstance(self.output_reserve, int | float) and 0 <= self.output_reserve <= 1
@@ -118,7 +119,3 @@ class InferenceConfig:
             raise ConfigError(
                 f"{name} of InferenceConfig is {required}. Found {found!r}. Pass another {name}, or leave it out."
             )
-
-
-def _is_count(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 1

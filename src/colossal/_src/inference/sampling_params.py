@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from colossal._src.interface import is_integer, is_number
 from colossal.errors import ConfigError, UnsupportedError
 
 _INFINITY = float("inf")
@@ -78,11 +79,11 @@ class SamplingParams:
             if getattr(self, name) is not None:
                 self._check_count(name, least)
         self._check_count("n", 1)
-        if self.seed is not None and not _is_integer(self.seed):
+        if self.seed is not None and not is_integer(self.seed):
             raise _wrong("seed", "an integer or None", self.seed)
         if not all(isinstance(each, str) and each for each in self.stop):
             raise _wrong("stop", "strings that are not empty", self.stop)
-        if not all(_is_integer(each) and each >= 0 for each in self.stop_token_ids):
+        if not all(is_integer(each, 0) for each in self.stop_token_ids):
             raise _wrong("stop_token_ids", "integers of at least 0", self.stop_token_ids)
         if not isinstance(self.ignore_eos, bool):
             raise _wrong("ignore_eos", "True or False", self.ignore_eos)
@@ -149,18 +150,13 @@ class SamplingParams:
 
     def _check_number(self, name: str, required: str, least: float, most: float) -> None:
         value = getattr(self, name)
-        is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        if not is_number or not least <= value <= most or math.isinf(value):
+        if not is_number(value, least) or value > most or math.isinf(value):
             raise _wrong(name, required, value)
 
     def _check_count(self, name: str, least: int) -> None:
         value = getattr(self, name)
-        if not _is_integer(value) or value < least:
+        if not is_integer(value, least):
             raise _wrong(name, f"an integer of at least {least}", value)
-
-
-def _is_integer(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def _wrong(name: str, required: str, found: object) -> ConfigError:

@@ -70,6 +70,7 @@ if TYPE_CHECKING:
         refuse_unsupported,
     )
     from colossal._src.interface.loaded_states import another_algorithm, check_algorithm
+    from colossal._src.interface.option_types import is_integer, is_number
     from colossal._src.interface.param_groups import has_uniform_state, rebind_param_groups, uniform_state_like
     from colossal._src.interface.pass_writes import digests_of, refuse_lost_writes
     from colossal._src.interface.pretrained import get_pretrained_path, set_pretrained_path
@@ -92,6 +93,8 @@ _MODULE_OF = {
     "full_state": "colossal._src.interface.full_state_dict",
     "get_pretrained_path": "colossal._src.interface.pretrained",
     "keywords_for": "colossal._src.interface.keywords",
+    "is_integer": "colossal._src.interface.option_types",
+    "is_number": "colossal._src.interface.option_types",
     "has_uniform_state": "colossal._src.interface.param_groups",
     "rebind_param_groups": "colossal._src.interface.param_groups",
     "refuse_misspelled": "colossal._src.interface.keywords",
@@ -145,6 +148,8 @@ __all__ = [
     "has_adapters",
     "has_master_weight",
     "has_uniform_state",
+    "is_integer",
+    "is_number",
     "is_peft_model",
     "is_program",
     "keywords_for",

@@ -16,7 +16,6 @@ from colossal.errors import ConfigError, UnsupportedError
 
 _MEBI = 1 << 20
 _OF_EVERY_GROUP = {"params", "param_names"}
-_TYPING_ERROR = 0.87  # likeness of a name with a letter too many, too few or in another place
 _Options = TypeVar("_Options")
 
 
@@ -147,9 +146,11 @@ def refuse_misspelled(owner: str, given: Mapping[str, Any], known: Iterable[str]
 
     Others may be of the program: groups of parameters hold what it likes.
     """
+    from colossal._src._closest import closest_name
+
     names = set(known)
     for name in given.keys() - names - _OF_EVERY_GROUP:
-        if close := _closest(name, names, _TYPING_ERROR):
+        if close := closest_name(name, names, typing_errors_only=True):
             raise ConfigError(
                 f"{owner} reads {', '.join(sorted(names))}. Found {name}={given[name]!r}, which it would ignore. Did "
                 f"you mean {close}? If it is the program's own, choose another name."
@@ -205,12 +206,6 @@ class FixedOptions:
             super().__setattr__(name, value)
 
 
-def _closest(name: str, known: Iterable[str], likeness: float = 0.6) -> str | None:
-    from difflib import get_close_matches
-
-    return next(iter(get_close_matches(name, known, 1, likeness)), None)
-
-
 def _check(kind: type, name: str, value: Any) -> None:
     if name in _options_of(kind):
         raise ConfigError(
@@ -221,6 +216,7 @@ def _check(kind: type, name: str, value: Any) -> None:
 
 
 def _check_given(kind: type, args: Sequence[Any], options: Mapping[str, Any]) -> None:
+    from colossal._src._closest import closest_name
     from colossal._src.interface.option_types import option_type
 
     classes = _with_constructors(kind)
@@ -228,7 +224,7 @@ def _check_given(kind: type, args: Sequence[Any], options: Mapping[str, Any]) ->
         return  # it is a program's own class, which passes on what it likes
     parameters = inspect.signature(classes[0]).parameters
     for name in options.keys() - parameters.keys():
-        if close := _closest(name, parameters):
+        if close := closest_name(name, parameters):
             raise TypeError(f"{kind.__name__} takes no option {name!r}. Did you mean {close!r}?")
     for name, value in {**dict(zip(parameters, args, strict=False)), **options}.items():
         required = option_type(parameters[name].annotation) if name in parameters else None

@@ -1,10 +1,20 @@
-"""What an option of a constructor takes, by its annotation: text of a command line or of YAML is not converted."""
+"""What an option takes: text of a command line or of YAML is not converted."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from math import isnan
+from math import inf, isnan
 from types import NoneType
 from typing import Any, final, get_args
+
+
+def is_integer(value: Any, at_least: float = -inf) -> bool:
+    """Whether a value is an integer of Python, from a least one on; a flag is none."""
+    return isinstance(value, int) and is_number(value, at_least)
+
+
+def is_number(value: Any, at_least: float = -inf) -> bool:
+    """Whether a value is a number of Python, from a least one on; a flag is none."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and value >= at_least
 
 
 @final
@@ -34,18 +44,18 @@ def _is_flag(value: Any) -> bool:
     )
 
 
-def _is_number(value: Any) -> bool:
+def _makes_number(value: Any) -> bool:
     return hasattr(value, "__float__") and not isnan(value)
 
 
-def _is_integer(value: Any) -> bool:
+def _makes_integer(value: Any) -> bool:
     return hasattr(value, "__index__")
 
 
 _TYPES: Mapping[Any, OptionType] = {
     bool: OptionType("True or False", _is_flag, "{} == 'true', as bool('false') is True"),
-    int: OptionType("an integer", _is_integer, "int({})"),
-    float: OptionType("a number", _is_number, "float({})"),
+    int: OptionType("an integer", _makes_integer, "int({})"),
+    float: OptionType("a number", _makes_number, "float({})"),
 }
 
 

@@ -75,7 +75,7 @@ class PipelineExecutor:
         self._orders = cache(lambda number, trains: (schedule if trains else forward_only)(placement, number))
         self._recorded: list[Pass] | None = None
         self._unfinished: BaseException | None = None  # what ended the last step
-        self._step_error = StepError(mesh.global_rank)
+        self._step_error = StepError(mesh)
 
     def __call__(
         self,

@@ -1,12 +1,12 @@
 """Shard a model as its plan says."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from difflib import get_close_matches
 from itertools import chain
 from typing import Any, final
 
 from torch import nn
 
+from colossal._src._closest import closest_name
 from colossal._src.cluster import ParallelMesh, current_mesh
 from colossal._src.interface import saved_copies
 from colossal._src.lazy import materialize
@@ -338,10 +338,10 @@ def _styled_modules(
 def _check_kind(name: str, module: nn.Module, style: str) -> None:
     """Reject a style that there is not, and a layer whose forward method is not that of what would replace it."""
     if style not in STYLES:
-        close = get_close_matches(style, STYLES, 1)
+        close = closest_name(style, STYLES)
         raise PlanError(
             f"The style of a row is one of {', '.join(STYLES)}. Found {style!r} for {name}. "
-            f"{f'Did you mean {close[0]!r}?' if close else 'Use one of these.'}"
+            f"{f'Did you mean {close!r}?' if close else 'Use one of these.'}"
         )
     if style in _KEEP_MODULE or type(module).__name__ in _COMPUTE_THE_SAME:
         return

@@ -1,6 +1,5 @@
 """The machines of a job: named one by one or in a file, then chosen from."""
 
-import difflib
 import re
 import socket
 from collections.abc import Iterable, Sequence
@@ -8,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import final
 
+from colossal._src._closest import closest_name
 from colossal.errors import ConfigError
 
 _ENTRY = re.compile(
@@ -145,8 +145,8 @@ def _named(text: str, hosts: tuple[Host, ...], option: str) -> set[str]:
         raise ConfigError(f"{option} names at least one host. Found none. Write for example {option} {names[0]}.")
     for name in wanted:
         if name not in names:
-            near = difflib.get_close_matches(name, names, n=1)
-            advice = f"Did you mean {near[0]}?" if near else f"The hosts are {', '.join(names)}."
+            near = closest_name(name, names)
+            advice = f"Did you mean {near}?" if near else f"The hosts are {', '.join(names)}."
             raise ConfigError(f"{option} names hosts of the list. Found {name!r}, which is not there. {advice}")
     return set(wanted)
 

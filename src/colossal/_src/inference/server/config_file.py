@@ -11,6 +11,7 @@ import torch
 from colossal._src.inference.online import launch_engine
 from colossal._src.inference.server.opt import OPT_SIZES, load_opt
 from colossal._src.inference.server.settings import LOG_LEVELS, ServerSettings
+from colossal._src.interface import is_integer
 from colossal.errors import ConfigError
 
 _DEFAULTS: dict[str, Any] = {
@@ -76,9 +77,9 @@ def read_config_file(path: str | Path) -> ServerSettings:
 
 
 def _check(keys: Mapping[str, Any]) -> None:
-    requirements = {name: ("an integer of at least 1", _is_integer(keys[name], 1)) for name in _COUNTS}
+    requirements = {name: ("an integer of at least 1", is_integer(keys[name], 1)) for name in _COUNTS}
     requirements |= {
-        "cache_size": ("an integer of at least 0", _is_integer(keys["cache_size"], 0)),
+        "cache_size": ("an integer of at least 0", is_integer(keys["cache_size"], 0)),
         "model_type": ("'opt'", keys["model_type"] == "opt"),
         "engine_server": ("launch_engine", keys["engine_server"] in {launch_engine, "launch_engine"}),
         "log_level": (f"one of {', '.join(LOG_LEVELS)}", keys["log_level"] in LOG_LEVELS),
@@ -89,10 +90,6 @@ def _check(keys: Mapping[str, Any]) -> None:
     for name, (required, is_right) in requirements.items():
         if not is_right:
             raise ConfigError(f"{name} of a configuration file is {required}. Found {keys[name]!r}. Change it.")
-
-
-def _is_integer(value: object, least: int) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= least
 
 
 def _expand(path: Any) -> Path | None:

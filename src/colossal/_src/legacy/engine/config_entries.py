@@ -1,9 +1,11 @@
 """The entries of a config that training reads: what they hold, and names that are nearly theirs."""
 
 from collections.abc import Callable, Mapping
-from difflib import get_close_matches
+from functools import partial
 from typing import Any
 
+from colossal._src._closest import closest_name
+from colossal._src.interface import is_integer, is_number
 from colossal.errors import ConfigError
 from colossal.logging import get_dist_logger
 
@@ -12,14 +14,7 @@ def _is_dict(value: object) -> bool:
     return isinstance(value, Mapping)
 
 
-def _is_count(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
-
-
-def _is_norm(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and value >= 0
-
-
+_is_count, _is_norm = partial(is_integer, at_least=1), partial(is_number, at_least=0)
 _DICT = "a dict of options"
 _CHECKED: Mapping[str, tuple[Callable[[object], bool], str, str]] = {
     "fp16": (_is_dict, _DICT, "fp16=dict(mode=AMP_TYPE.TORCH)"),
@@ -31,7 +26,6 @@ _CHECKED: Mapping[str, tuple[Callable[[object], bool], str, str]] = {
     "NUM_CHUNKS": (_is_count, "a number from 1 on", "NUM_CHUNKS=2"),
 }
 _OTHERS = ("parallel", "gradient_handler", "gradient_handlers", "cudnn_benchmark", "cudnn_deterministic")
-_SIMILARITY = 0.85  # of one or two letters; entries of the program's own are usually further away
 
 
 def check_entries(config: Mapping[str, Any]) -> None:
@@ -48,8 +42,8 @@ def check_entries(config: Mapping[str, Any]) -> None:
         if value is not None and not is_right(value):
             raise ConfigError(f"The entry {name} of a config is {meaning}. Found {name}={value!r}. Write {example}.")
     known = (*_CHECKED, *_OTHERS)
-    for name in config:
-        for similar in get_close_matches(name, known, 1, _SIMILARITY) if name not in known else ():
+    for name in (each for each in config if each not in known):
+        if similar := closest_name(name, known, typing_errors_only=True):
             get_dist_logger().warning(
                 f"The config has an entry {name!r}, which training does not read; its entry is {similar!r}. Correct "
                 "the name, or give an entry of your own another one.",
