@@ -1,4 +1,4 @@
-"""What is checked of a plan that a program passes: nobody has tested it with its model."""
+"""What is checked of a plan that is not the table of a family: nobody has tested it with its model."""
 
 from collections.abc import Callable
 

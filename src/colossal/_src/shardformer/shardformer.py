@@ -27,7 +27,7 @@ from colossal._src.shardformer.head_layers import HeadInputSplitter
 from colossal._src.shardformer.input_gradients import merge_input_gradients
 from colossal._src.shardformer.model_options import apply_options, choose_options
 from colossal._src.shardformer.own_plan import checks_of_own_plan
-from colossal._src.shardformer.plans import PlanMaker, check_policy, plan_of, read_plan
+from colossal._src.shardformer.plans import PlanMaker, check_policy, is_of_family, plan_of, read_plan
 from colossal._src.shardformer.sequence_parallel import shard_sequence
 from colossal._src.shardformer.shard_config import SequenceParallelConfig, ShardConfig
 from colossal._src.shardformer.sharded_logits import mark_outputs, mark_tokens
@@ -131,7 +131,7 @@ class ShardFormer:
         if needs_plan or config.gradient_checkpoint_config is not None:
             plan = plan_of(model) if policy is None else read_plan(policy, model, mesh)
         set_up_checks = None
-        if plan is not None and policy is not None and config.shards_tensors(mesh):
+        if plan is not None and policy is not None and config.shards_tensors(mesh) and not is_of_family(plan, model):
             set_up_checks = checks_of_own_plan(model, plan, mesh, shards_tokens=sp_config is not None)
         if config.gradient_checkpoint_config is not None:
             checkpoint_layers(model, plan, config.gradient_checkpoint_config)

@@ -143,10 +143,10 @@ class ParallelPlan:
         nested: Modules of the base model that are models by themselves, each sharded by the plan of its own family.
         stages: How it is partitioned into pipeline stages; None if it cannot be.
         attention: The modules of the base model in which tokens see each other: those that split them into heads.
-        compare_blocks: Whether, where a program passes the plan, a block of each kind, such as the first attention and
-            the first MLP, is computed in its first training pass as it was before it was sharded as well, and must be
-            the same: outputs, and gradients of inputs and of replicated parameters. In this pass, weights of sharded
-            layers are to be used by these only, and sharded outputs not to be returned.
+        compare_blocks: Whether, unless the plan is the table of a family, a block of each kind, such as the first
+            attention and the first MLP, is computed in its first training pass as it was before it was sharded too, and
+            must be the same: outputs, and gradients of inputs and of replicated parameters. In this pass, weights of
+            sharded layers are to be used by these only, and sharded outputs not to be returned.
 
     Example:
         >>> from torch import nn

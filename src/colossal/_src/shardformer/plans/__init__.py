@@ -67,6 +67,12 @@ def read_plan(policy: ParallelPlan | PlanMaker, model: nn.Module, mesh: Parallel
     return policy if isinstance(policy, ParallelPlan) else policy(model, mesh)
 
 
+def is_of_family(plan: ParallelPlan, model: nn.Module) -> bool:
+    """Whether a plan is the table of the model's family, which is tested with it."""
+    family = str(getattr(getattr(model, "config", None), "model_type", None))
+    return family in _PLANS | _SUBMODEL_PLANS and plan.for_stage() == plan_of(model).for_stage()
+
+
 def plan_of(model: nn.Module) -> ParallelPlan:
     """Find the table of a model of Hugging Face.
 
