@@ -1,5 +1,6 @@
 """A program's own plan whose code between the layers does not fit it is refused in the first training pass."""
 
+import copy
 import re
 from collections.abc import Callable
 from dataclasses import replace
@@ -217,9 +218,33 @@ def step(name: str, kind: Callable[[], nn.Module], plan: ParallelPlan, pp_size: 
 def tensor_parallel() -> dict[str, Any]:
     found = {f"right {name}": step(name, kind, ParallelPlan(**plan), 1) for name, (kind, plan) in RIGHT.items()}
     found |= {f"wrong {name}": step(name, kind, ParallelPlan(**plan), 1) for name, (kind, plan, _) in WRONG.items()}
+    found["copied"] = copied(Block, ParallelPlan(ROWS)), copied(Gated, ParallelPlan(ROWS))
     found["noisy"] = step("", Noisy, ParallelPlan(ROWS), 1)
     found["not compared"] = step("", Gated, ParallelPlan(ROWS, compare_blocks=False), 1)
     return found
+
+
+def copied(kind: Callable[[], nn.Module], plan: ParallelPlan) -> tuple[list[int], str]:
+    """Train a copy, as of a momentum encoder, and then the model: how many hooks are left, and what is refused."""
+    booster: Any = Booster(device="cpu", plugin=HYBRID(2, 1, custom_policy=plan))
+    model: Any = booster.boost(make("", kind))[0]
+    twin = copy.deepcopy(model)
+    counts, refused = [], ""
+    for each in (twin, model):
+        try:
+            each.train()(IDS).sum().backward()
+        except ColossalError as error:
+            refused += str(error)
+        hooks = [
+            hook
+            for one in each.modules()
+            for kind in (one._forward_pre_hooks, one._forward_hooks)
+            for hook in kind.values()
+        ]
+        counts.append(
+            sum(getattr(hook, "__module__", "").endswith(("loose_shards", "compared_blocks")) for hook in hooks)
+        )
+    return counts, refused
 
 
 @pytest.fixture(scope="module")
@@ -253,6 +278,13 @@ def test_what_draws_random_numbers_and_what_is_not_to_be_compared_trains(results
     for found in results:
         assert not isinstance(found["noisy"], str)
         assert not isinstance(found["not compared"], str)
+
+
+def test_copies_are_looked_at_once_by_themselves(results: list[dict[str, Any]]) -> None:
+    for (counts, nothing), (_, refused) in (found["copied"] for found in results):
+        assert not nothing
+        assert counts == [0, 0], counts
+        assert refused.count("returns other values from down") == 2
 
 
 def on_stages() -> tuple[Any, Any]:

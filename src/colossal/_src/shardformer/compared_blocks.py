@@ -27,6 +27,7 @@ from colossal._src.tensor import (
     keep_hooks,
     local_of,
     placement_of,
+    remove_hook,
 )
 from colossal.errors import ColossalError, PlanError
 
@@ -108,7 +109,7 @@ class ComparedBlock:
             is_real = device.type != "meta" and dist.get_backend(self._mesh.group("tp")) != "fake"
             if not is_real or not module.training or torch.compiler.is_compiling():
                 return
-            handle.remove()
+            remove_hook(module, handle.id)
             buffers = {name: each.detach() for name, each in module.named_buffers(remove_duplicate=False)}
             inputs = BlockInputs(args, kwargs, buffers)
             with _aside(device):
@@ -126,7 +127,7 @@ class ComparedBlock:
         whole = [name for name, each in params.items() if not placement_of(each).shard_groups and self._is_own(name)]
         full = {each: full_tensor_of(each) for each in params.values()}
         expected = self._run_full({name: full[each] for name, each in params.items()}, whole, inputs)
-        if expected is None:
+        if max(self._agree([float(expected is None)])) or expected is None:
             return
         try:
             sharded = _without_values(block)
@@ -149,7 +150,9 @@ class ComparedBlock:
     ) -> BlockPass | None:
         """Run the full block; None if it draws random numbers, counts on shards, or does not run in evaluation."""
         try:
-            expected, again = (run_copy(self._full, values, whole, self._rows, inputs) for _ in range(2))
+            expected = run_copy(self._full, values, whole, self._rows, inputs)
+            with torch.no_grad():
+                again = run_copy(self._full, values, whole, self._rows, inputs)
         except Exception:  # noqa: BLE001 (of the program's own class)
             return None
         return None if any(_distance(one, two) > 1 for _, one, two in again.pairs(expected)) else expected
@@ -161,6 +164,8 @@ class ComparedBlock:
         try:
             own = gradients_of(found, [one for one, _ in pairs])
             full = gradients_of(expected, [two for _, two in pairs])
+        except torch.OutOfMemoryError:  # perhaps of this rank only
+            raise
         except RuntimeError:  # of a reentrant checkpoint
             return
         sums = {name: all_reduce_over(grad, [self._mesh.group("tp")]) for name, grad in own.items()}

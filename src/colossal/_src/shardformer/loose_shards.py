@@ -15,7 +15,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
 from colossal._src.shardformer.head_counts import COLWISE
-from colossal._src.tensor import placement_of
+from colossal._src.tensor import placement_of, remove_hook
 from colossal.errors import PlanError
 
 
@@ -90,16 +90,20 @@ class _FirstPass(TorchFunctionMode):
                 )
 
 
-def refuse_loose_shards(model: nn.Module, layers: Mapping[str, tuple[nn.Module, str]]) -> None:
-    """Watch the first training pass of a model, whose layers of a plan are given by name, with their styles."""
+def refuse_loose_shards(model: nn.Module, styles: Mapping[str, str]) -> None:
+    """Watch the first training pass of a model, whose layers have the styles of a plan."""
 
     def enter(module: nn.Module, _args: Any) -> None:
         if not module.training or torch.compiler.is_compiling():
             return
-        first.remove()
+        remove_hook(module, first.id)
+        layers = {name: (module.get_submodule(name), style) for name, style in styles.items()}
         held = {id(each) for layer, _ in layers.values() for each in layer.parameters()}
-        named = {each: name for name, each in model.named_parameters() if id(each) in held}
-        watched: dict[torch.Tensor, str] = {each: n for each, n in named.items() if placement_of(each).shard_groups}
-        _FirstPass(watched).begin(model, layers)
+        weights: dict[torch.Tensor, str] = {
+            each: name
+            for name, each in module.named_parameters()
+            if id(each) in held and placement_of(each).shard_groups
+        }
+        _FirstPass(weights).begin(module, layers)
 
     first = model.register_forward_pre_hook(enter)

@@ -24,15 +24,15 @@ def checks_of_own_plan(
         for block in blocks:
             block.watch(base)
         if plan.compare_blocks:
-            refuse_loose_shards(unwrap_adapters(model), _sharded_layers(model, base, plan))
+            whole = unwrap_adapters(model)
+            refuse_loose_shards(whole, _styles_in(whole, base, plan))
 
     return set_up
 
 
-def _sharded_layers(model: nn.Module, base: nn.Module, plan: ParallelPlan) -> dict[str, tuple[nn.Module, str]]:
-    of_heads = {
-        name: (module, style)
-        for pattern, style in plan.head_styles.items()
-        for name, module in find_modules(model, f"?{pattern}")
-    }
-    return {name: (module, style) for name, module, style in plan.for_stage().rows(base)} | of_heads
+def _styles_in(model: nn.Module, base: nn.Module, plan: ParallelPlan) -> dict[str, str]:
+    """The styles of the sharded layers by their names in the model."""
+    styles = {module: style for _, module, style in plan.for_stage().rows(base)}
+    for pattern, style in plan.head_styles.items():
+        styles |= {module: style for _, module in find_modules(model, f"?{pattern}")}
+    return {name: styles[module] for name, module in model.named_modules() if module in styles}

@@ -60,6 +60,7 @@ from colossal._src.tensor.replaced import (
     hook_ids_of,
     keep_hooks,
     refuse_gradient_hooks,
+    remove_hook,
 )
 from colossal._src.tensor.replicas import DATA, Replicas, broadcast_values, group_by_replicas, replicas_of
 from colossal._src.tensor.shard import shard, unshard
@@ -139,6 +140,7 @@ __all__ = [
     "refuse_given_cache",
     "refuse_gradient_hooks",
     "relayout",
+    "remove_hook",
     "replicas_of",
     "set_backing_shard",
     "set_data",

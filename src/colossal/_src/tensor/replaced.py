@@ -33,6 +33,12 @@ def keep_hooks(root: nn.Module, kept: Container[int]) -> None:
                 del hooks[number]
 
 
+def remove_hook(module: nn.Module, number: int) -> None:
+    """Remove a hook by its number: of a copy too, which the handle does not know."""
+    for kind in _HOOKS:
+        getattr(module, kind).pop(number, None)
+
+
 def refuse_gradient_hooks(named: Iterable[tuple[str, nn.Parameter]], method: str) -> None:
     """Refuse hooks on parameters that are replaced by shards: they would never run, or see a part of the gradient."""
     for name, parameter in named:
