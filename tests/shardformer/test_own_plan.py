@@ -1,3 +1,4 @@
+# pyright: reportArgumentType=false, reportPrivateUsage=false
 """A program's own plan whose code between the layers does not fit it is refused in the first training pass."""
 
 import copy
@@ -321,3 +322,25 @@ def families() -> dict[str, str | None]:
 def test_the_plans_of_all_families_pass_as_if_they_were_of_the_program() -> None:
     for found in run_processes(families, 2):
         assert not {name: error for name, error in found.items() if error}
+
+
+def make_compiled(kind: Callable[[], nn.Module]) -> nn.Module:
+    block = kind()
+    block.compile(backend="eager")
+    return block
+
+
+def compiled() -> tuple[Any, Any]:
+    right = step("", partial(make_compiled, Attention), ParallelPlan(PACKED, **HEADS_DIVIDED), 1)
+    return right, step("", partial(make_compiled, Gated), ParallelPlan(ROWS), 1)
+
+
+@pytest.mark.slow
+def test_compiled_blocks_are_compared() -> None:
+    reference = make("", Attention)
+    loss_of(reference(IDS), {"ids": IDS}).backward()
+    torch.optim.SGD(reference.parameters(), lr=1.0).step()
+    for right, refused in run_processes(compiled, 2):
+        for name, value in reference.named_parameters():
+            torch.testing.assert_close(right[0][name], value.detach(), rtol=0, atol=1e-12)
+        assert "returns other values from down" in refused

@@ -1,6 +1,7 @@
 """What is checked of a plan that is not the table of a family: nobody has tested it with its model."""
 
 from collections.abc import Callable
+from typing import Any
 
 from torch import nn
 
@@ -26,8 +27,25 @@ def checks_of_own_plan(
         if plan.compare_blocks:
             whole = unwrap_adapters(model)
             refuse_loose_shards(whole, _styles_in(whole, base, plan))
+            for module in whole.modules():
+                if vars(module).get("_compiled_call_impl") is not None:
+                    _run_first_uncompiled(module)
 
     return set_up
+
+
+def _run_first_uncompiled(module: nn.Module) -> None:
+    """Let the first training pass of a module that is compiled in place run as Python, so that hooks see it."""
+    inside: Any = module
+    compiled = inside._compiled_call_impl  # noqa: SLF001 (torch has no public name for it)
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if not module.training:
+            return compiled(*args, **kwargs)
+        inside._compiled_call_impl = compiled  # noqa: SLF001
+        return inside._call_impl(*args, **kwargs)  # noqa: SLF001
+
+    inside._compiled_call_impl = call  # noqa: SLF001
 
 
 def _styles_in(model: nn.Module, base: nn.Module, plan: ParallelPlan) -> dict[str, str]:

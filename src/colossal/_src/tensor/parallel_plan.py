@@ -146,7 +146,8 @@ class ParallelPlan:
         compare_blocks: Whether, unless the plan is the table of a family, a block of each kind, such as the first
             attention and the first MLP, is computed in its first training pass as it was before it was sharded too, and
             must be the same: outputs, and gradients of inputs and of replicated parameters. In this pass, weights of
-            sharded layers are to be used by these only, and sharded outputs not to be returned.
+            sharded layers are to be used by these only, and sharded outputs not to be returned. Nothing is compared
+            with sequence parallelism, nor if torch.compile wraps what boost returned.
 
     Example:
         >>> from torch import nn
