@@ -108,3 +108,15 @@ def test_a_corpus_that_is_no_text_is_refused_by_its_place(name, content, message
     path.write_bytes(content)
     with pytest.raises(ConfigError, match=message):
         pretraining.prepare([path], folder, tmp_path)
+
+
+def test_a_corpus_shorter_than_a_window_is_refused(folder, tmp_path) -> None:
+    path = write(tmp_path / "a.jsonl", {"text": "hello"})
+    num_tokens = pretraining.prepare([path], folder, tmp_path)
+    windows = importlib.import_module("examples.pretrain.data").Windows
+    assert len(windows(tmp_path, num_tokens)) == 1
+    with pytest.raises(ConfigError, match=rf"Found {num_tokens} tokens in 1 files .* Pass a smaller --length"):
+        windows(tmp_path, num_tokens + 1)
+    (tmp_path / "tokens.bin").unlink()
+    with pytest.raises(ConfigError, match="Found 0 tokens in 0 files"):
+        windows(tmp_path, 4)

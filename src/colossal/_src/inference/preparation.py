@@ -123,7 +123,7 @@ class RequestPreparer:
             if 0 < len(padded) < len(rows):
                 raise ConfigError(
                     "Prompts are tokens without padding, and may differ in length. Found rows of one length of which "
-                    f"number {padded[0]} and others {side} with the padding token {self._pad_token}. Pass texts, or "
+                    f"some, as number {padded[0]}, {side} with the padding token {self._pad_token}. Pass texts, or "
                     "lists of tokens without it."
                 )
 
