@@ -63,25 +63,39 @@ def _rows(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
                 f"A JSONL file has a JSON object in each line, in UTF-8. Found {error} in {where}. Repair this line, "
                 "or convert the file: the README shows how for CSV, a JSON array and plain text."
             ) from None
-        keys = row.keys() if isinstance(row, dict) else frozenset[str]()
-        if not {"messages", "text"} & keys and not {"prompt", "completion"} <= keys:
-            found = f"the keys {', '.join(keys)}" if isinstance(row, dict) else type(row).__name__
-            raise ConfigError(
-                f"A line has text; prompt and completion; or messages. Found {found} in {where}. Rename the keys, or "
-                "convert the file as the README shows."
-            )
-        messages, texts = (
-            row.get("messages", []),
-            [row[each] for each in ("text", "prompt", "completion") if each in row],
-        )
-        if not isinstance(messages, list) or not all({"role", "content"} <= set(each) for each in messages):
-            raise ConfigError(f"Each of the messages has role and content. Found others in {where}. Rename their keys.")
-        if not all(isinstance(text, str) for text in texts):
-            raise ConfigError(
-                f"Text, prompt and completion are strings. Found {texts} in {where}. Leave the line out, or "
-                "write a string."
-            )
+        _check_row(row, where)
         yield where, row
+
+
+def _check_row(row: Any, where: str) -> None:
+    keys = row.keys() if isinstance(row, dict) else frozenset[str]()
+    forms = [form for form in ({"text"}, {"prompt", "completion"}, {"messages"}) if form <= keys]
+    if len(forms) != 1:
+        found = f"the keys {', '.join(keys)}" if isinstance(row, dict) else type(row).__name__
+        raise ConfigError(
+            f"A line has one of these: text; prompt and completion; messages. Found {found} in {where}. Rename or "
+            "remove keys, or convert the file as the README shows."
+        )
+    texts = [row[each] for each in ("text", "prompt", "completion") if each in forms[0]]
+    if not all(isinstance(text, str) for text in texts):
+        raise ConfigError(
+            f"Text, prompt and completion are strings. Found {texts} in {where}. Leave the line out, or write a string."
+        )
+    messages = row["messages"] if "messages" in forms[0] else []
+    if not isinstance(messages, list) or not all({"role", "content"} <= set(each) for each in messages):
+        raise ConfigError(f"Each of the messages has role and content. Found others in {where}. Rename their keys.")
+    roles = {message["role"]: None for message in messages}
+    if "assistant" not in roles and not roles.keys() <= {"system", "developer", "user", "tool"}:
+        raise ConfigError(
+            f"What messages of the role assistant say is learned. Found the roles {', '.join(map(str, roles))} in "
+            f"{where}. Rename them: user asks, and assistant answers."
+        )
+    for content, calls in ((message["content"], message.get("tool_calls")) for message in messages):
+        if not isinstance(content, str) and not (content is None and calls):
+            raise ConfigError(
+                f"The content of a message is a string, which the chat template writes as it is. Found {content!r} in "
+                f"{where}. Write its text as one string, or leave the line out."
+            )
 
 
 def _tokenize(row: Mapping[str, Any], tokenizer: Any) -> list[Sample]:
@@ -89,9 +103,14 @@ def _tokenize(row: Mapping[str, Any], tokenizer: Any) -> list[Sample]:
     if "messages" in row:
         return _tokenize_chat(row["messages"], tokenizer)
     if "text" in row:
-        ids = [*tokenizer(row["text"], verbose=False).input_ids, *end]  # long ones are cut later
+        ids = tokenizer(row["text"], verbose=False).input_ids  # long ones are cut later
+        ids = ids if end and ids[-1:] == end else [*ids, *end]  # some tokenizers have added it
         return [(ids, [IGNORED, *ids[1:]])]  # with packing, the sample before does not predict it
-    prompt = tokenizer(row["prompt"], verbose=False).input_ids
+    prompt, alone = (
+        tokenizer(row["prompt"], add_special_tokens=each, verbose=False).input_ids for each in (True, False)
+    )
+    if end and prompt[-1:] == end != alone[-1:]:
+        del prompt[-1]  # the tokenizer has ended what goes on
     answer = [*tokenizer(row["completion"], add_special_tokens=False, verbose=False).input_ids, *end]
     return [([*prompt, *answer], [IGNORED] * len(prompt) + answer)]
 

@@ -28,12 +28,20 @@ class Windows(Dataset[Sample]):
     Args:
         folder: What `prepare` wrote: `tokens.json` and files of nothing but tokens.
         length: Tokens of a window; those at the end of a file that do not fill one are left out.
+
+    Raises:
+        ConfigError: No file fills a window.
     """
 
     def __init__(self, folder: Path, length: int) -> None:
         self.info: dict[str, Any] = json.loads((folder / "tokens.json").read_text(encoding="utf-8"))
         files = [np.memmap(path, dtype=self.info["dtype"], mode="r") for path in sorted(folder.glob("*.bin"))]
         self._files = [file[: len(file) // length * length].reshape(-1, length) for file in files]
+        if not any(map(len, self._files)):
+            raise ConfigError(
+                f"A sample has --length {length} tokens of one file. Found {sum(map(len, files))} tokens in "
+                f"{len(files)} files *.bin of {folder}. Pass a smaller --length, or prepare more data."
+            )
         self._ends = np.cumsum([len(file) for file in self._files])
 
     def __len__(self) -> int:

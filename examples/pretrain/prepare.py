@@ -14,16 +14,40 @@ from typing import Any
 import numpy as np
 from transformers import AutoTokenizer
 
+from colossal.errors import ConfigError
+
 _DOCUMENTS_AT_ONCE = 256
 
 
 def _documents(paths: Iterable[Path]) -> Iterator[str]:
     for path in paths:
-        with path.open(encoding="utf-8") as file:
-            if path.suffix == ".jsonl":
-                yield from (json.loads(line)["text"] for line in file if line.strip())
-            else:
-                yield file.read()
+        try:
+            with path.open(encoding="utf-8") as file:
+                if path.suffix != ".jsonl":
+                    yield file.read()
+                    continue
+                for number, line in enumerate(file, start=1):
+                    if line.strip():
+                        yield _text_of(line, f"{path}:{number}")
+        except UnicodeDecodeError as error:
+            raise ConfigError(
+                f"Files are texts in UTF-8. Found {error} in {path}. Unpack or convert it, or leave it out."
+            ) from None
+
+
+def _text_of(line: str, where: str) -> str:
+    try:
+        row = json.loads(line)
+    except ValueError as error:
+        row = error
+    found = row.get("text") if isinstance(row, dict) else None
+    if not isinstance(found, str):
+        shown = f"an object with {', '.join(row)}" if isinstance(row, dict) else row
+        raise ConfigError(
+            f"A JSONL file has a JSON object in each line, whose text is a string. Found {shown} in {where}. Rename "
+            "the key, or leave the line out."
+        )
+    return found
 
 
 def prepare(paths: Iterable[Path], tokenizer_dir: Path, folder: Path, name: str = "tokens") -> int:
@@ -37,6 +61,9 @@ def prepare(paths: Iterable[Path], tokenizer_dir: Path, folder: Path, name: str 
 
     Returns:
         The number of tokens.
+
+    Raises:
+        ConfigError: A file is no text, or a line of JSONL has none.
     """
     tokenizer: Any = AutoTokenizer.from_pretrained(tokenizer_dir)
     end = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
@@ -54,8 +81,9 @@ def prepare(paths: Iterable[Path], tokenizer_dir: Path, folder: Path, name: str 
         documents = _documents(paths)
         while texts := list(islice(documents, _DOCUMENTS_AT_ONCE)):
             for ids in tokenizer(texts, verbose=False).input_ids:
-                np.array(ids + end, dtype=info["dtype"]).tofile(file)
-                number += len(ids) + len(end)
+                ids = ids if end and ids[-1:] == end else ids + end  # noqa: PLW2901 (some tokenizers have added it)
+                np.array(ids, dtype=info["dtype"]).tofile(file)
+                number += len(ids)
     (folder / "tokens.json").write_text(json.dumps(info), encoding="utf-8")
     return number
 

@@ -8,7 +8,15 @@ import pytest
 import torch
 from decoders import DECODERS, MORE_DECODERS, VOCABULARY, build_decoder, generate, make_prompts
 from engines import SIZES, TIGHT, greedy, tokens_of
-from transformers import GenerationConfig, MambaConfig, MambaForCausalLM, T5Config, T5ForConditionalGeneration
+from transformers import (
+    GenerationConfig,
+    MambaConfig,
+    MambaForCausalLM,
+    OpenAIGPTConfig,
+    OpenAIGPTLMHeadModel,
+    T5Config,
+    T5ForConditionalGeneration,
+)
 
 from colossal.errors import ConfigError, UnsupportedError
 from colossal.inference import InferenceConfig, InferenceEngine, SamplingParams
@@ -230,6 +238,9 @@ def test_models_that_are_refused(llama) -> None:
     t5 = T5ForConditionalGeneration(T5Config(vocab_size=8, d_model=8, d_kv=4, d_ff=8, num_layers=1, num_heads=2))
     with pytest.raises(UnsupportedError, match="attends to the output of an encoder"):
         make_engine(t5.eval())
+    config = OpenAIGPTConfig(vocab_size=8, n_positions=64, n_embd=8, n_layer=1, n_head=2)
+    with pytest.raises(UnsupportedError, match="whose forward takes no past_key_values. Call its generate"):
+        make_engine(OpenAIGPTLMHeadModel(config).eval())
     with pytest.raises(UnsupportedError, match="no head that returns logits"):
         make_engine(llama.model)
     with pytest.raises(ConfigError, match="has 128 positions"):

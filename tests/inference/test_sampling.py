@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from transformers import (
@@ -165,9 +166,56 @@ def test_a_wrong_value_is_named(name: str, value: Any, required: str) -> None:
 
 def test_reads_a_generation_config() -> None:
     greedy = SamplingParams.from_generation_config(GenerationConfig(max_new_tokens=4, eos_token_id=5, top_k=3))
-    assert greedy == SamplingParams(temperature=0.0, max_tokens=4, stop_token_ids=[5])
+    assert greedy == SamplingParams(temperature=0.0, max_tokens=4, stop_token_ids=[5], ignore_eos=True)
     sampled = GenerationConfig(do_sample=True, temperature=0.5, min_p=0.1, num_return_sequences=2, stop_strings=["a"])
     expected = SamplingParams(temperature=0.5, top_k=50, min_p=0.1, n=2, stop="a")
     assert SamplingParams.from_generation_config(sampled) == expected
     with pytest.raises(UnsupportedError, match="Found num_beams=4"):
         SamplingParams.from_generation_config(GenerationConfig(num_beams=4))
+
+
+def test_max_length_of_a_generation_config_counts_the_prompt() -> None:
+    config = GenerationConfig(max_length=8)
+    assert SamplingParams.from_generation_config(config, prompt_length=5).max_tokens == 3
+    for length in (None, 8):
+        with pytest.raises(ConfigError, match="Found max_length=8 and .* of the prompt. Pass max_new_tokens"):
+            SamplingParams.from_generation_config(config, prompt_length=length)
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        {"min_new_tokens": 2},
+        {"min_length": 2},
+        {"bad_words_ids": [[5]]},
+        {"suppress_tokens": [5]},
+        {"begin_suppress_tokens": [5]},
+        {"forced_eos_token_id": 5},
+        {"encoder_repetition_penalty": 1.5},
+        {"sequence_bias": [[[5], -1.0]]},
+        {"exponential_decay_length_penalty": (2, 1.5)},
+        {"guidance_scale": 2.0},
+        {"max_time": 1.0},
+        {"output_scores": True, "return_dict_in_generate": True},
+        {"epsilon_cutoff": 0.1, "do_sample": True},
+    ],
+    ids=str,
+)
+def test_what_a_generation_config_asks_for_is_done_or_refused(option: dict[str, Any]) -> None:
+    name = next(iter(option))
+    with pytest.raises(UnsupportedError, match=f"Found {name}=.* Leave {name} out, or call generate of the model"):
+        SamplingParams.from_generation_config(GenerationConfig(**option))
+
+
+def test_numbers_of_numpy_and_of_tensors_are_numbers() -> None:
+    found = SamplingParams(seed=np.int64(5), temperature=np.float64(0.5), top_k=torch.tensor(3), stop_token_ids=5)  # type: ignore[arg-type]
+    assert found == SamplingParams(seed=5, temperature=0.5, top_k=3, stop_token_ids=[5])
+    assert (type(found.seed), type(found.top_k)) == (int, int)
+
+
+@pytest.mark.parametrize("temperature", [1e-320, 1e-40, 1e-6])
+def test_the_lowest_temperatures_take_the_most_probable_token(temperature: float) -> None:
+    params = SamplingParams(temperature=temperature)
+    for dtype in (torch.float32, torch.float64):
+        probabilities, order = candidates(torch.tensor([[1.0, 90.0, -3.0]], dtype=dtype), [params])
+        assert (probabilities.tolist(), order[0, 0].item()) == ([[1, 0, 0]], 1)

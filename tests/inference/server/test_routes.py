@@ -182,6 +182,8 @@ def test_a_model_without_a_tokenizer_takes_and_counts_tokens(engine) -> None:
         (COMPLETIONS, {"prompt": "x", "n": 1000}, "n", "outputs are generated at once"),
         (COMPLETIONS, {"prompt": "x", "stop": ["a", ""]}, "stop[1]", "at least 1"),
         (COMPLETIONS, {"prompt": "x", "best_of": 3}, "best_of", "use n"),
+        (COMPLETIONS, {"prompt": "x", "stream_options": {}}, "stream_options", "set stream to true"),
+        (CHATS, {"messages": CHAT, "top_logprobs": 2}, "top_logprobs", "set logprobs to true"),
         (COMPLETIONS, {"prompt": "x", "suffix": "y"}, "suffix", "not supported"),
         (COMPLETIONS, {"prompt": "x", "logit_bias": {"5": 1}}, "logit_bias", "not supported"),
         (COMPLETIONS, {"prompt": "x", "logprobs": 21}, "logprobs", "Found 21"),
@@ -209,6 +211,41 @@ def test_a_body_that_is_no_object_is_refused(app, content) -> None:
     headers = {"content-type": "application/json"}
     answer = ask(app, lambda client: client.post(COMPLETIONS, content=content, headers=headers))
     assert "JSON object" in error_of(answer, 400)["message"]
+
+
+@pytest.mark.parametrize(
+    ("path", "content", "field"),
+    [
+        (CHATS, b'{"messages": [{"role": "user", "content": "\\ud83d"}]}', "messages[0].content"),
+        (COMPLETIONS, b'{"prompt": "x", "stop": "\\ud83d"}', "stop"),
+        (COMPLETIONS, b'{"prompt": "\\ud83d"}', "prompt"),
+    ],
+)
+def test_half_a_character_is_refused(app, path, content, field) -> None:
+    headers = {"content-type": "application/json"}
+    error = error_of(ask(app, lambda client: client.post(path, content=content, headers=headers)), 400)
+    assert (error["param"], "nicode" in error["message"]) == (field, True)
+
+
+def test_no_temperature_ends_the_engine(app) -> None:
+    greedy = post(app, COMPLETIONS, prompt="hello", max_tokens=4, **GREEDY).json()["choices"]
+    for temperature in (1e-320, 1e-40):
+        body = {"prompt": "hello", "max_tokens": 4} | GREEDY | {"temperature": temperature}
+        assert post(app, COMPLETIONS, **body).json()["choices"] == greedy
+
+
+def test_as_many_outputs_as_are_best_are_returned(app) -> None:
+    body = {"prompt": "hello", "max_tokens": 2} | GREEDY
+    for n in (None, 1, 2):
+        assert len(post(app, COMPLETIONS, n=n, best_of=n or 1, **body).json()["choices"]) == (n or 1)
+
+
+def test_the_template_of_a_chat_has_names(engine, monkeypatch) -> None:
+    template = "{% for message in messages %}{{ message.name }}: {{ message.content }}{% endfor %}"
+    monkeypatch.setattr(engine.tokenizer, "chat_template", template)
+    with serving(engine) as (_, app):
+        body = {"messages": [{"role": "user", "content": "hello", "name": "ann"}], "max_tokens": 1}
+        assert post(app, CHATS, **body).json()["usage"]["prompt_tokens"] == len("ann: hello")
 
 
 def test_long_bodies_are_refused_with_and_without_a_length(engine) -> None:

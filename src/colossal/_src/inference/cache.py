@@ -8,9 +8,11 @@ that give attention masks and positions no thought beyond the padding mask.
 
 from dataclasses import dataclass
 from functools import partial
+from inspect import signature
 from typing import Any
 
 import torch
+from transformers import PreTrainedModel
 from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
 
 from colossal._src.inference.attention_in_pages import InPages, PagedBatch
@@ -180,6 +182,11 @@ def check_model(model: Any) -> None:
         )
     if getattr(model, "_is_stateful", False):
         raise UnsupportedError(_stateful(name, "which keeps a recurrent state for each sequence"))
+    if isinstance(model, PreTrainedModel) and "past_key_values" not in signature(model.forward).parameters:
+        raise UnsupportedError(
+            f"The engine keeps keys and values of earlier tokens for the model. Found {name}, whose forward takes no "
+            "past_key_values. Call its generate."
+        )
     _windows_of(config)
 
 

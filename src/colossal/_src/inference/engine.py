@@ -29,8 +29,8 @@ class InferenceEngine:
 
     Requests may come and go at any step. Prompts of any length and outputs are computed together; keys and values are
     in pages, which requests share as far as they begin with the same tokens. Any model of transformers that keeps
-    nothing but keys and values works, with its own forward. The engine uses the parameters of the model where they are:
-    after they have changed, `reset_prefix_cache` forgets what the old ones computed.
+    nothing but keys and values works, with its own forward. The engine uses the parameters of the model where they are,
+    and forgets what they computed when they change; after writes to their `data` call `reset_prefix_cache`.
 
     A model that a Booster trains generates with its newest weights, in evaluation mode whatever mode it is in, and goes
     on training as if it had not: the engine finds out by itself that weights have changed. All ranks call `generate`,
@@ -178,8 +178,8 @@ class InferenceEngine:
 
         Args:
             requests: Prompts: texts, or lists of tokens, or one of them.
-            parameters: `SamplingParams` or a `transformers.GenerationConfig` for all prompts, or a list with one for
-                each. None takes the most probable tokens.
+            parameters: `SamplingParams` or a `transformers.GenerationConfig`, or a list with one for each prompt. None
+                takes the most probable tokens.
             request_ids: Ids of the prompts, or of one; numbers by default.
             prompts: Texts, or one text.
             prompts_token_ids: Their tokens, or those of prompts without texts: lists, or an array or tensor, (prompts,
@@ -231,6 +231,8 @@ class InferenceEngine:
                 not the first of the ranks that shard the model.
         """
         self._check_is_first("add_request")
+        prompt = self._preparer.listed(prompt)
+        self._core.renew(self._weights)
         self._weights.check_requests((prompt, generation_config, request_id))
         return self._core.add(request_id, self._preparer.prepare(prompt, generation_config))
 
@@ -347,8 +349,9 @@ class InferenceEngine:
     def _generate(self, new: Items[NewRequest]) -> list[RequestOutput]:
         """Finish some requests, and those that were added before; on all ranks that shard the model."""
         self._weights.check_requests(new)
+        self._core.renew(self._weights)
         with self._weights_in_use():
-            requests = [(request_id, self._preparer.prepare(prompt, config)) for request_id, prompt, config in new]
+            requests = self._preparer.prepare_all(new)
             if self._peers is None:
                 return self._finish_all(requests)
             described = "\n".join(f"{request_id} {request.describe()}" for request_id, request in requests)

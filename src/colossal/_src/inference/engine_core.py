@@ -14,6 +14,7 @@ from colossal._src.inference.sampling import SampledToken, Sampler
 from colossal._src.inference.scheduler import Scheduler, StepPlan
 from colossal._src.inference.statistics import EngineStatistics, count
 from colossal._src.inference.step_record import StepRecord, StepRecorder
+from colossal._src.inference.weights import Weights
 from colossal.errors import ConfigError
 
 
@@ -66,6 +67,11 @@ class EngineCore:
                 "until has_requests is False, or abort them."
             )
         self.scheduler.pool.forget_prefixes()
+
+    def renew(self, weights: Weights) -> None:
+        """Forget what older weights have computed; where requests run, one would look at all weights for each more."""
+        if not len(self.requests) and weights.have_changed():
+            self.forget_prefixes()
 
     def plan(self) -> tuple[StepPlan, StepRecord]:
         """Choose what the next step computes, and allocate its pages."""

@@ -8,7 +8,7 @@ import torch
 
 from colossal._src.inference.config import InferenceConfig
 from colossal._src.lazy import LazyInitContext
-from colossal.errors import ConfigError
+from colossal.errors import ConfigError, UnsupportedError
 
 
 def load_model(path: str, tokenizer: Any, dtype: torch.dtype | None, *, lazily: bool = False) -> tuple[Any, Any]:
@@ -42,14 +42,25 @@ def checked_config(tokenizer: Any, config: object) -> InferenceConfig:
 
 def default_config(model: Any) -> InferenceConfig:
     """The default configuration, with shorter prompts and outputs where the model has fewer positions."""
-    config, most = InferenceConfig(), _num_positions(model)
+    config, most = InferenceConfig(), num_positions(model.config)
     if most is None or config.max_length <= most:
         return config
     return InferenceConfig(max_input_len=max(most - most // 2, 1), max_output_len=max(most // 2, 1))
 
 
-def _num_positions(model: Any) -> int | None:
-    return getattr(model.config.get_text_config(decoder=True), "max_position_embeddings", None)
+def num_positions(model_config: Any) -> int | None:
+    """How many tokens a sequence in a batch may have; None if there is no limit."""
+    config = model_config.get_text_config(decoder=True)
+    limits = (getattr(config, "max_position_embeddings", None), _short_positions(config))
+    return min((most for most in limits if most is not None), default=None)
+
+
+def _short_positions(config: Any) -> int | None:
+    """How many tokens a sequence has before longrope turns all keys by other frequencies; None for other models."""
+    rope = getattr(config, "rope_parameters", None) or {}
+    kinds = (rope, *(each for each in rope.values() if isinstance(each, dict)))  # of the model, or a kind of layer
+    limits = [each.get("original_max_position_embeddings") for each in kinds if each.get("rope_type") == "longrope"]
+    return min((most for most in limits if most is not None), default=None)
 
 
 def check_length(model: Any, config: InferenceConfig) -> None:
@@ -60,12 +71,26 @@ def check_length(model: Any, config: InferenceConfig) -> None:
             f"A model that is loaded already is used as it is. Found dtype={config.dtype} for parameters in {dtype}. "
             f"Cast it by model.to({config.dtype}), or leave dtype out."
         )
-    most = _num_positions(model)
-    if most is not None and config.max_length > most:
-        raise ConfigError(
-            f"{type(model).__name__} has {most} positions. Found max_input_len={config.max_input_len} and "
-            f"max_output_len={config.max_output_len}, together {config.max_length}. Lower one of them."
+    most = num_positions(model.config)
+    if most is None or config.max_length <= most:
+        return
+    name, instead = type(model).__name__, "Lower one of them."
+    found = (
+        f"max_input_len={config.max_input_len} and max_output_len={config.max_output_len}, together {config.max_length}"
+    )
+    if most == _short_positions(model.config.get_text_config(decoder=True)):
+        # the longest sequence decides for its whole batch, and keys in the pages are turned already
+        raise UnsupportedError(
+            f"With longrope, {name} computes sequences of up to {most} tokens and longer ones by different "
+            f"frequencies: they cannot be in one batch. Found {found}. {instead} Or call generate of the model."
         )
+    raise ConfigError(f"{name} has {most} positions. Found {found}. {instead}")
+
+
+def pad_token_of(model: Any, tokenizer: Any) -> int | None:
+    """The token that batches are padded with, of the tokenizer, or of the model where there is none."""
+    source = model.config.get_text_config(decoder=True) if tokenizer is None else tokenizer
+    return getattr(source, "pad_token_id", None)
 
 
 def end_tokens_of(model: Any, tokenizer: Any) -> frozenset[int]:

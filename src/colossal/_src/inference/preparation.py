@@ -1,6 +1,6 @@
 """Checks requests, and makes their sequences, before anything is added."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
 from typing import Any
@@ -8,15 +8,17 @@ from typing import Any
 import torch
 
 from colossal._src.inference.config import InferenceConfig
-from colossal._src.inference.model_facts import end_tokens_of
+from colossal._src.inference.model_facts import end_tokens_of, pad_token_of
 from colossal._src.inference.requests import CompletionOutput, RequestOutput, Sequence
-from colossal._src.inference.sampling_params import SamplingParams
+from colossal._src.inference.sampling_params import SamplingParams, plain
 from colossal._src.inference.text import TextStream
 from colossal.errors import ConfigError
 
 Prompt = str | Items[int]
 Prompts = Prompt | torch.Tensor | Items[Prompt | torch.Tensor]
 """One, or several; a matrix of tokens has one in each row."""
+
+_A_PROMPT = "A prompt is a text, or a list of tokens."
 
 NewRequest = tuple[int | str | None, Prompt, Any]
 """Id, prompt and parameters."""
@@ -51,9 +53,9 @@ class Request:
 
 def new_requests(prompts: Prompts, generation_config: Any) -> list[NewRequest]:
     """Give the prompts of one call their generation config: one for all, or one each."""
-    prompts = _as_list(prompts)
-    is_one = isinstance(prompts, str) or any(isinstance(each, int) for each in prompts)
-    all_prompts: list[Any] = [prompts] if is_one else [_as_list(each) for each in prompts]
+    prompts = as_list(prompts)
+    is_one = isinstance(prompts, str) or any(isinstance(plain(each), int) for each in prompts)
+    all_prompts: list[Any] = [prompts] if is_one else [as_list(each) for each in prompts]
     is_list = isinstance(generation_config, list | tuple)
     parameters = list(generation_config) if is_list else [generation_config] * len(all_prompts)
     if len(parameters) != len(all_prompts):
@@ -64,14 +66,15 @@ def new_requests(prompts: Prompts, generation_config: Any) -> list[NewRequest]:
     return [(None, prompt, each) for prompt, each in zip(all_prompts, parameters, strict=True)]
 
 
-def _as_list(prompts: Any) -> Any:
+def as_list(prompts: Any) -> Any:
     """Lists in place of tensors and arrays; refuse what a tokenizer returns, a dict, of which a loop takes the keys."""
     if isinstance(prompts, Mapping):
-        raise ConfigError(
-            f"A prompt is a text, or a list of tokens. Found a {type(prompts).__name__} with "
-            f"{', '.join(map(str, prompts))}. Pass what is under input_ids, without padding."
-        )
-    return prompts.tolist() if hasattr(prompts, "tolist") else prompts
+        found, instead = ", ".join(map(str, prompts)), "Pass what is under input_ids, without padding."
+        raise ConfigError(f"{_A_PROMPT} Found a {type(prompts).__name__} with {found}. {instead}")
+    found = prompts.tolist() if hasattr(prompts, "tolist") else prompts
+    if not isinstance(found, Iterable):
+        raise ConfigError(f"{_A_PROMPT} Found {found!r}. Pass one of them, or a list of them.")
+    return found
 
 
 class RequestPreparer:
@@ -82,16 +85,24 @@ class RequestPreparer:
         self._config = config
         self._vocabulary: int = model.get_input_embeddings().num_embeddings
         self._end_tokens = end_tokens_of(model, tokenizer)
+        self._pad_token = pad_token_of(model, tokenizer)
+
+    listed = staticmethod(as_list)
+
+    def prepare_all(self, new: Items[NewRequest]) -> list[tuple[int | str | None, Request]]:
+        """Check the requests of one call, and make their sequences."""
+        self._check_padding([prompt for _, prompt, _ in new])
+        return [(request_id, self.prepare(prompt, config)) for request_id, prompt, config in new]
 
     def prepare(self, prompt: Prompt, generation_config: Any) -> Request:
         """Check a request, and make its sequences."""
-        params = self._parameters(generation_config)
         tokens = self._tokenize(prompt)
         if not 1 <= len(tokens) <= self._config.max_input_len:
+            instead = "Shorten it, or raise max_input_len of the InferenceConfig" if tokens else "Pass at least one"
             raise ConfigError(
-                f"A prompt has 1 to max_input_len={self._config.max_input_len} tokens. Found {len(tokens)}. Shorten "
-                "it, or raise max_input_len of the InferenceConfig."
+                f"A prompt has 1 to max_input_len={self._config.max_input_len} tokens. Found {len(tokens)}. {instead}."
             )
+        params = self._parameters(generation_config, len(tokens))
         ends = {*params.stop_token_ids, *(() if params.ignore_eos else self._end_tokens)}
         sequences = [
             Sequence(tokens, params, params.max_tokens or self._config.max_output_len, frozenset(ends), index)
@@ -102,11 +113,27 @@ class RequestPreparer:
         streams = {sequence: TextStream(self._tokenizer, params.stop) for sequence in sequences}
         return Request(prompt if isinstance(prompt, str) else None, streams)
 
-    def _parameters(self, given: Any) -> SamplingParams:
+    def _check_padding(self, prompts: Items[Prompt]) -> None:
+        """Refuse the rows of a padded batch, which are as long as each other: nothing says which tokens count."""
+        rows = [prompt for prompt in prompts if not isinstance(prompt, str)]
+        if self._pad_token is None or len({len(row) for row in rows}) != 1:
+            return
+        for place, side in ((0, "begin"), (-1, "end")):
+            padded = [number for number, row in enumerate(rows) if len(row) and plain(row[place]) == self._pad_token]
+            if 0 < len(padded) < len(rows):
+                raise ConfigError(
+                    "Prompts are tokens without padding, and may differ in length. Found rows of one length of which "
+                    f"some, as number {padded[0]}, {side} with the padding token {self._pad_token}. Pass texts, or "
+                    "lists of tokens without it."
+                )
+
+    def _parameters(self, given: Any, prompt_length: int) -> SamplingParams:
         if given is None:
             params = SamplingParams(temperature=0.0)
+        elif isinstance(given, SamplingParams):
+            params = given
         else:
-            params = given if isinstance(given, SamplingParams) else SamplingParams.from_generation_config(given)
+            params = SamplingParams.from_generation_config(given, prompt_length=prompt_length)
         if params.max_tokens is not None and params.max_tokens > self._config.max_output_len:
             raise ConfigError(
                 f"max_tokens of a request is at most max_output_len={self._config.max_output_len}. Found "
@@ -121,13 +148,15 @@ class RequestPreparer:
 
     def _tokenize(self, prompt: Prompt) -> tuple[int, ...]:
         if not isinstance(prompt, str):
-            wrong = [each for each in prompt if not isinstance(each, int) or not 0 <= each < self._vocabulary]
+            tokens = tuple(map(plain, prompt))
+            # a bool is an int of Python, and no token
+            wrong = [each for each in tokens if type(each) is not int or not 0 <= each < self._vocabulary]
             if wrong:
                 raise ConfigError(
                     f"Tokens of a prompt are integers from 0 to {self._vocabulary - 1}. Found {wrong[0]!r}. Pass "
                     "tokens of the tokenizer of this model."
                 )
-            return tuple(prompt)
+            return tokens
         if self._tokenizer is None:
             raise ConfigError(
                 "A prompt is tokens where the engine has no tokenizer. Found a text. Pass the engine a tokenizer, or "

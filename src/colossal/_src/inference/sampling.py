@@ -105,7 +105,9 @@ def candidates(logits: torch.Tensor, parameters: list[SamplingParams]) -> tuple[
     def column(values: list[float]) -> torch.Tensor:
         return torch.tensor(values, dtype=logits.dtype, device=logits.device)[:, None]
 
-    scaled = logits / column([each.temperature for each in parameters])
+    # below the highest one, as a low temperature would divide to infinity, and not by 0, what it rounds to
+    temperature = column([each.temperature for each in parameters]).clamp_min(torch.finfo(logits.dtype).tiny)
+    scaled = (logits - logits.amax(-1, keepdim=True)) / temperature
     logits, order = torch.sort(scaled, dim=-1, descending=True, stable=True)
     if any(each.top_k for each in parameters):
         num_kept = column([each.top_k or logits.shape[-1] for each in parameters])

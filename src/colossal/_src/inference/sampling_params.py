@@ -1,16 +1,25 @@
 """What a request asks for: how its tokens are chosen, and where it ends."""
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from colossal._src.interface import is_integer, is_number
 from colossal.errors import ConfigError, UnsupportedError
 
 _INFINITY = float("inf")
-_IGNORED_BY_GENERATE = {"num_beams": 1, "num_beam_groups": 1, "no_repeat_ngram_size": 0, "typical_p": 1.0}
-"""Options of transformers that change which tokens come out, with the value at which they do nothing."""
+_NOT_DONE: dict[str, Any] = {
+    **dict.fromkeys(("num_beams", "num_beam_groups", "typical_p", "encoder_repetition_penalty", "guidance_scale"), 1),
+    **dict.fromkeys(("no_repeat_ngram_size", "encoder_no_repeat_ngram_size", "min_length", "min_new_tokens"), 0),
+    **dict.fromkeys(("epsilon_cutoff", "eta_cutoff", "penalty_alpha", "diversity_penalty"), 0),
+    **dict.fromkeys(("output_scores", "output_logits", "output_attentions", "output_hidden_states"), False),
+    **dict.fromkeys(("token_healing", "bad_words_ids", "suppress_tokens", "begin_suppress_tokens"), False),
+    **dict.fromkeys(("forced_bos_token_id", "forced_eos_token_id", "sequence_bias", "force_words_ids"), None),
+    **dict.fromkeys(("exponential_decay_length_penalty", "constraints", "watermarking_config"), None),
+    **dict.fromkeys(("max_time", "dola_layers", "top_h"), None),
+}
+"""Options of transformers that change what comes out, with the value at which they do nothing; None is one too."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,7 +76,10 @@ class SamplingParams:
     def __post_init__(self) -> None:
         stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
         object.__setattr__(self, "stop", stop)
-        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
+        ends = self.stop_token_ids
+        object.__setattr__(self, "stop_token_ids", tuple(map(plain, ends if isinstance(ends, Iterable) else (ends,))))
+        for each in fields(self):
+            object.__setattr__(self, each.name, plain(getattr(self, each.name)))
         self._check_number("temperature", "a number of at least 0", 0.0, _INFINITY)
         self._check_count("top_k", 0)
         self._check_number("top_p", "a number above 0, and at most 1", math.nextafter(0.0, 1.0), 1.0)
@@ -99,17 +111,19 @@ class SamplingParams:
         return self.repetition_penalty != 1 or self.presence_penalty != 0 or self.frequency_penalty != 0
 
     @classmethod
-    def from_generation_config(cls, config: Any) -> "SamplingParams":
+    def from_generation_config(cls, config: Any, *, prompt_length: int | None = None) -> "SamplingParams":
         """Read a `transformers.GenerationConfig`.
 
         Args:
-            config: The configuration; what it leaves open has the defaults of `generate`, which is greedy.
+            config: The configuration; what it leaves open has the defaults of `generate`, which is greedy. Its
+                end-of-sequence tokens take the place of those of the model.
+            prompt_length: Tokens of the prompt, which `max_length` counts too.
 
         Returns:
             Parameters that choose the same tokens.
 
         Raises:
-            ConfigError: It is none.
+            ConfigError: It is none, or `max_length` leaves no token for an output, or there is no `prompt_length`.
             UnsupportedError: It asks for beams, or for something else that the engine does not do.
 
         Example:
@@ -128,14 +142,23 @@ class SamplingParams:
             found = getattr(config, name, None)
             return default if found is None else found
 
-        for name, neutral in _IGNORED_BY_GENERATE.items():
-            if option(name, neutral) != neutral:
+        for name, neutral in _NOT_DONE.items():
+            if option(name, neutral) not in (neutral, [], {}):
                 raise UnsupportedError(
                     f"The engine samples or takes the most probable token. Found {name}={getattr(config, name)!r} in "
                     f"the generation config. Leave {name} out, or call generate of the model."
                 )
         samples = option("do_sample", default=False)
         ends = option("eos_token_id", ())
+        max_tokens, max_length = option("max_new_tokens", None), option("max_length", None)
+        if max_tokens is None and max_length is not None:
+            if prompt_length is None or prompt_length >= max_length:
+                raise ConfigError(
+                    "max_length counts the tokens of a prompt and at least one of its output. Found "
+                    f"max_length={max_length} and {prompt_length or 'an unknown number of'} tokens of the prompt. Pass "
+                    "max_new_tokens instead."
+                )
+            max_tokens = max_length - prompt_length
         return cls(
             temperature=option("temperature", 1.0) if samples else 0.0,
             top_k=option("top_k", 50) if samples else 0,
@@ -144,8 +167,9 @@ class SamplingParams:
             repetition_penalty=option("repetition_penalty", 1.0),
             n=option("num_return_sequences", 1),
             stop=option("stop_strings", ()),
-            stop_token_ids=[ends] if isinstance(ends, int) else ends,
-            max_tokens=option("max_new_tokens", None),
+            stop_token_ids=ends,
+            ignore_eos=ends != (),
+            max_tokens=max_tokens,
         )
 
     def _check_number(self, name: str, required: str, least: float, most: float) -> None:
@@ -157,6 +181,11 @@ class SamplingParams:
         value = getattr(self, name)
         if not is_integer(value, least):
             raise _wrong(name, f"an integer of at least {least}", value)
+
+
+def plain(value: Any) -> Any:
+    """Return the number of numpy or of a tensor that is given in place of one of Python."""
+    return value.item() if getattr(value, "ndim", None) == 0 else value
 
 
 def _wrong(name: str, required: str, found: object) -> ConfigError:

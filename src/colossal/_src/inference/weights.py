@@ -55,6 +55,10 @@ class Weights(ABC):
     def in_use(self) -> AbstractContextManager[bool]:
         """Open a context in which the model generates; it gives whether the weights have changed since the last one."""
 
+    def have_changed(self) -> bool:
+        """Whether weights have changed since the last time, where `in_use` does not find out; takes milliseconds."""
+        return False
+
     @abstractmethod
     def check_requests(self, requests: object) -> None:
         """Reject requests that the ranks that shard the model do not all have."""
@@ -62,17 +66,26 @@ class Weights(ABC):
 
 @final
 class FixedWeights(Weights):
-    """Those of a model in evaluation mode, which its owner says are the same until `reset_prefix_cache` is called."""
+    """Those of a model in evaluation mode, which are new where PyTorch has counted a write or a tensor is another.
+
+    No write through `data` is counted: its owner says so by `reset_prefix_cache`.
+    """
 
     def __init__(self, model: nn.Module) -> None:
         self.parts, self.forward = (model,), model
         self._check_mode()
+        self._versions: list[Any] | None = None  # a model may still have to be materialized
 
     @contextmanager
     def in_use(self) -> Generator[bool]:
         """Reject a model in training mode."""
         self._check_mode()
         yield False
+
+    def have_changed(self) -> bool:
+        """Compare versions with those of the last time."""
+        before, self._versions = self._versions, _versions(self.model)
+        return before is not None and self._versions != before
 
     def check_requests(self, requests: object) -> None:
         """One rank has the model."""
@@ -148,6 +161,18 @@ class TrainedWeights(Weights):
         if self._groups:
             are_new = bool(all_reduce_over(torch.tensor(int(are_new), device="cpu"), self._groups, "max"))
         return are_new
+
+
+def _versions(model: nn.Module) -> list[Any]:
+    """What is another list after weights were written or replaced, or other adapters are active."""
+    found: list[Any] = []
+    for module in model.modules():
+        values = (*module.parameters(recurse=False), *module.buffers(recurse=False))
+        found += [(each.data_ptr(), 0 if each.is_inference() else each._version) for each in values]  # noqa: SLF001 (torch has no public name)
+        if hasattr(module, "merged_adapters"):  # a layer of peft
+            layer: Any = module
+            found.append((layer.active_adapters, layer.disable_adapters, list(layer.merged_adapters)))
+    return found
 
 
 def weights_of(model: nn.Module, config: InferenceConfig) -> Weights:

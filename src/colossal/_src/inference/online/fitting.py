@@ -4,6 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 from colossal._src.inference.config import InferenceConfig
+from colossal._src.inference.model_facts import num_positions
 
 DEFAULT_INPUT, DEFAULT_OUTPUT = 1024, 256
 
@@ -16,8 +17,7 @@ def fit_config(
     max_output_len: int | None = None,
 ) -> InferenceConfig:
     """Set the lengths that were not chosen to 1,024 and 256 tokens, or to what the positions of the model leave."""
-    text_config = model_config.get_text_config(decoder=True)
-    positions: int = getattr(text_config, "max_position_embeddings", None) or DEFAULT_INPUT + DEFAULT_OUTPUT
+    positions: int = num_positions(model_config) or DEFAULT_INPUT + DEFAULT_OUTPUT
     if max_output_len is None:
         left = positions - max_input_len if max_input_len else positions // 2
         max_output_len = max(min(DEFAULT_OUTPUT, left), 1)

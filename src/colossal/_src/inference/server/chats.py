@@ -62,7 +62,11 @@ def chat_router(service: Service) -> APIRouter:
         """Answer the last message of a chat."""
         service.check_model(body.model)
         max_tokens = body.max_completion_tokens or body.max_tokens
-        messages = [{"role": message.role, "content": message.text} for message in body.messages]
+        names = [{} if message.name is None else {"name": message.name} for message in body.messages]
+        messages = [
+            {"role": message.role, "content": message.text} | name
+            for message, name in zip(body.messages, names, strict=True)
+        ]
         prompts = [await service.texts.chat(messages)]
         logprobs = (body.top_logprobs or 0) if body.logprobs else None
         params = body.params(max_tokens=max_tokens, logprobs=logprobs)

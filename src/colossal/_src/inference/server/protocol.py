@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 
 from colossal._src.inference.sampling_params import SamplingParams
 
@@ -14,6 +14,14 @@ _REASONS = {
     "response_format": "is not supported, since no grammar restricts the tokens",
 }
 
+
+def _whole_characters(text: str) -> str:
+    if not text.isascii() and any("\ud800" <= each <= "\udfff" for each in text):
+        raise ValueError("is Unicode; send whole characters, not one of two surrogates")
+    return text
+
+
+Text = Annotated[str, AfterValidator(_whole_characters)]
 Count = Annotated[int, Field(ge=1)]
 Number = Annotated[float, Field(allow_inf_nan=False)]
 TokenId = Annotated[int, Field(ge=0)]
@@ -44,7 +52,7 @@ class GenerationBody(Body):
     presence_penalty: Annotated[Number, Field(ge=-2, le=2)] | None = None
     frequency_penalty: Annotated[Number, Field(ge=-2, le=2)] | None = None
     seed: int | None = None
-    stop: str | Annotated[list[Annotated[str, Field(min_length=1)]], Field(max_length=16)] | None = None
+    stop: Text | Annotated[list[Annotated[Text, Field(min_length=1)]], Field(max_length=16)] | None = None
     # Of no effect on an answer.
     user: str | None = None
     metadata: dict[str, Any] | None = None
@@ -63,8 +71,18 @@ class GenerationBody(Body):
     @field_validator("logit_bias", "response_format", "best_of", "suffix", check_fields=False)
     @classmethod
     def _refuse(cls, value: Any, info: Any) -> Any:
-        if value not in _NEUTRAL:
+        # as many outputs as are returned are not ranked
+        if value not in _NEUTRAL and not (info.field_name == "best_of" and value == (info.data.get("n") or 1)):
             raise ValueError(_REASONS[info.field_name])
+        return value
+
+    @field_validator("stream_options", "top_logprobs", check_fields=False)
+    @classmethod
+    def _need_another(cls, value: Any, info: ValidationInfo) -> Any:
+        needed = {"stream_options": "stream", "top_logprobs": "logprobs"}[str(info.field_name)]
+        # one that is wrong itself is not there, and its own error says so
+        if value is not None and info.data.get(needed, True) in (None, False):
+            raise ValueError(f"is for requests with {needed}; set {needed} to true")
         return value
 
     def params(self, *, max_tokens: int | None, logprobs: int | None) -> SamplingParams:
@@ -101,15 +119,15 @@ class TextPart(Body):
     """A text in a message."""
 
     type: Literal["text"]
-    text: str
+    text: Text
 
 
 class Message(Body):
     """What somebody says in a chat."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[TextPart]
-    name: str | None = None
+    content: Text | list[TextPart]
+    name: Text | None = None
 
     @property
     def text(self) -> str:

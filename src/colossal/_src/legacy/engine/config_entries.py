@@ -25,6 +25,13 @@ _CHECKED: Mapping[str, tuple[Callable[[object], bool], str, str]] = {
     "NUM_MICRO_BATCHES": (_is_count, "a number from 1 on", "NUM_MICRO_BATCHES=4"),
     "NUM_CHUNKS": (_is_count, "a number from 1 on", "NUM_CHUNKS=2"),
 }
+_OF_OTHER_LIBRARIES = {
+    "gradient_clipping": "clip_grad_norm",
+    "max_grad_norm": "clip_grad_norm",
+    "gradient_accumulation_steps": "gradient_accumulation",
+    "accumulate_grad_batches": "gradient_accumulation",
+    "zero_optimization": "zero",
+}
 _OTHERS = ("parallel", "gradient_handler", "gradient_handlers", "cudnn_benchmark", "cudnn_deterministic")
 
 
@@ -43,7 +50,7 @@ def check_entries(config: Mapping[str, Any]) -> None:
             raise ConfigError(f"The entry {name} of a config is {meaning}. Found {name}={value!r}. Write {example}.")
     known = (*_CHECKED, *_OTHERS)
     for name in (each for each in config if each not in known):
-        if similar := closest_name(name, known, typing_errors_only=True):
+        if similar := _OF_OTHER_LIBRARIES.get(name) or closest_name(name, known, typing_errors_only=True):
             get_dist_logger().warning(
                 f"The config has an entry {name!r}, which training does not read; its entry is {similar!r}. Correct "
                 "the name, or give an entry of your own another one.",
