@@ -103,8 +103,8 @@ def test_adapters_that_are_switched_compute_prefixes_again() -> None:
 def test_longrope_is_refused_where_lengths_of_a_batch_would_change_tokens() -> None:
     factors = {"short_factor": [1.0] * 4, "long_factor": [3.0] * 4, "original_max_position_embeddings": 32}
     rope = {"rope_type": "longrope", "rope_theta": 1e4} | factors
-    sizes = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4}
-    sizes |= {"max_position_embeddings": 128, "original_max_position_embeddings": 32}
+    sizes: dict[str, Any] = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1}
+    sizes |= {"num_attention_heads": 4, "max_position_embeddings": 128, "original_max_position_embeddings": 32}
     config = Phi3Config(vocab_size=VOCABULARY, pad_token_id=0, eos_token_id=1, rope_parameters=rope, **sizes)
     model = Phi3ForCausalLM(config).eval()
     with pytest.raises(UnsupportedError, match="sequences of up to 32 tokens .* together 64. Lower one of them"):

@@ -42,10 +42,10 @@ def _run_first_uncompiled(module: nn.Module) -> None:
     def call(*args: Any, **kwargs: Any) -> Any:
         if not module.training:
             return compiled(*args, **kwargs)
-        inside._compiled_call_impl = compiled  # noqa: SLF001
-        return inside._call_impl(*args, **kwargs)  # noqa: SLF001
+        inside._compiled_call_impl = compiled  # noqa: SLF001 (as above)
+        return inside._call_impl(*args, **kwargs)  # noqa: SLF001 (as above)
 
-    inside._compiled_call_impl = call  # noqa: SLF001
+    inside._compiled_call_impl = call  # noqa: SLF001 (as above)
 
 
 def _styles_in(model: nn.Module, base: nn.Module, plan: ParallelPlan) -> dict[str, str]:
