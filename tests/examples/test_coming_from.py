@@ -16,6 +16,7 @@ import torch
 import training_pairs
 from ports import free_port
 from recorded_texts import has_recorded_texts
+from torch.distributed.device_mesh import init_device_mesh
 
 import colossal
 import colossal.nn.moe  # a table names it, and `colossal.nn` does not import it
@@ -36,6 +37,7 @@ ROOTS = {
     **{name: getattr(plugin, name) for name in plugin.__all__},
     "Booster": Booster,
     "CosineAnnealingWarmupLR": CosineAnnealingWarmupLR,
+    "Embedding2D": colossal.nn.Embedding2D,
     "HybridAdam": HybridAdam,
     "LazyInitContext": LazyInitContext,
     "booster": Booster,
@@ -44,10 +46,12 @@ ROOTS = {
     "coordinator": DistCoordinator,
     "criterion": torch.nn.Module,
     "get_current_device": get_current_device,
+    "init_device_mesh": init_device_mesh,
     "lr_scheduler": torch.optim.lr_scheduler.LRScheduler,
     "model": ModelWrapper,
     "optimizer": OptimizerWrapper,
     "plugin": plugin.Plugin,
+    "split_input": colossal.nn.split_input,
     "torch": torch,
 }
 FOREIGN = {"MixedPrecisionPolicy", "get_cosine_schedule_with_warmup", "activation_checkpointing_enable", "compile"}
