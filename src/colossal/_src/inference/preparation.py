@@ -124,7 +124,7 @@ class RequestPreparer:
                 raise ConfigError(
                     "Prompts are tokens without padding, and may differ in length. Found rows of one length of which "
                     f"some, as number {padded[0]}, {side} with the padding token {self._pad_token}. Pass texts, or "
-                    "lists of tokens without it."
+                    "lists of tokens without it; a prompt that it belongs to, in a call of its own."
                 )
 
     def _parameters(self, given: Any, prompt_length: int) -> SamplingParams:
