@@ -65,21 +65,6 @@ class FirstBatch(nn.Module):
         return (self.layer(x) - self.shift).square().mean()
 
 
-class AfterWarmUp(nn.Module):
-    """Keeps a weight in bounds from the third training pass on."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.layer, self.num_passes = nn.Linear(6, 4).double(), 0
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        self.num_passes += self.training
-        if self.num_passes > 2:
-            self.layer.weight.data.clamp_(-0.05, 0.05)
-        return self.layer(x).square().mean()
-
-
 class Queue(nn.Module):
     """Moves the rows of a parameter by one in each training pass, as a queue of negative examples does."""
 
@@ -100,7 +85,6 @@ MODELS = {
     "moving average by data": partial(MovingAverage, by_data=True),
     "first batch": FirstBatch,
     "rolled rows": Queue,
-    "after warm-up": AfterWarmUp,
 }
 
 

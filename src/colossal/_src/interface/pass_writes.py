@@ -1,4 +1,4 @@
-"""What forward passes write into parameters, where these are gathered copies that are freed afterwards."""
+"""What the first forward pass writes into parameters, where these are gathered copies that are freed afterwards."""
 
 from collections.abc import Sequence
 from typing import NoReturn
@@ -12,11 +12,6 @@ from colossal.errors import UnsupportedError
 _WORDS = {1: torch.int8, 2: torch.int16}
 _BLOCK = 1 << 20  # words; what is computed of one is the only memory that a digest takes
 _ODD = -7046029254386353131  # 2**64 divided by the golden ratio, as an int64: its multiples spread over all bits
-
-
-def is_watched(number: int) -> bool:
-    """Whether a pass is compared with what was before it: 1, 2, 4, 8 and so on, as writes may begin after a while."""
-    return number & (number - 1) == 0
 
 
 def digests_of(values: Sequence[torch.Tensor]) -> torch.Tensor:
