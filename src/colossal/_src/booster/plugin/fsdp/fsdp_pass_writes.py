@@ -16,7 +16,8 @@ _REMEDY = (
     "TorchDDPPlugin or LowLevelZeroPlugin."
 )
 
-end_graphs_in(__name__)  # FSDP2 ends graphs at its hooks too
+for _module in (__name__, digests_of.__module__):  # FSDP2 ends graphs at its hooks too
+    end_graphs_in(_module)
 
 
 @final
