@@ -110,6 +110,18 @@ def test_a_compiled_model_is_one_process() -> None:
     run_processes(compare_all, 2, cases, expected, timeout_seconds=600)
 
 
+OFTEN = {
+    "FSDP gathers parameters": [("FSDP", "of the boosted")],
+    "Gemini gathers parameters": [("Gemini", "of the boosted")],
+    "a second model of one process": [("DDP", "in place"), ("DDP", "wrapped")],
+}
+
+
+@pytest.mark.parametrize("case", OFTEN)
+def test_what_runs_around_passes_is_not_traced(case: str) -> None:
+    run_processes(compare_all, 2, OFTEN[case], train_alone("llama"), timeout_seconds=600)
+
+
 @pytest.mark.parametrize(("plugin", "ways"), [("ep2", ["in place", "after boost"]), ("tp2, ep2", ["of the boosted"])])
 def test_a_compiled_model_with_experts_on_other_ranks_is_one_process(plugin: str, ways: list[str]) -> None:
     cases = [(plugin, way) for way in ways]

@@ -1,8 +1,7 @@
 """Parameters that came into a model after it was boosted."""
 
 from functools import cache
-from typing import ClassVar
-from weakref import WeakSet, ref
+from weakref import ref
 
 from torch import nn
 from torch.nn.modules.module import (
@@ -13,21 +12,23 @@ from torch.nn.modules.module import (
 from colossal._src.interface import ModelWrapper, OptimizerWrapper, unwrap_model
 from colossal.errors import ConfigError
 
+_IS_BOOSTED = "_is_boosted"
+
 
 class _Registrations:
     """Counts what modules of boosted models have been given, so that steps need not look at all parameters of a model.
 
-    Not what others have: models of transformers build a list of modules in each forward pass.
+    Not what others have: models of transformers build a list of modules in each forward pass. In compiled ones this is
+    traced, which knows what is in the dictionary of a module, and no weak set of modules.
     """
 
     number = 0
-    modules: ClassVar[WeakSet[nn.Module]] = WeakSet()
 
 
 @cache
 def _watch() -> None:
     def note(module: nn.Module, *_registered: object) -> None:
-        if module in _Registrations.modules:
+        if _IS_BOOSTED in module.__dict__:
             _Registrations.number += 1
 
     register_module_module_registration_hook(note)
@@ -54,7 +55,8 @@ def refuse_new_parameters(model: ModelWrapper, optimizer: OptimizerWrapper) -> N
             _refuse(others, wrapped)
         else:
             seen = _Registrations.number
-            _Registrations.modules.update(wrapper.modules())
+            for module in wrapper.modules():
+                module.__dict__[_IS_BOOSTED] = True
 
     optimizer.register_step_check(check)
 

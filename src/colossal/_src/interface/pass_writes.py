@@ -5,6 +5,7 @@ from typing import NoReturn
 
 import torch
 
+from colossal._src.comm import end_graphs_in
 from colossal.errors import UnsupportedError
 
 # By bytes. Larger elements are several words: of the product of a weight with one of 64 bits that ends in zeros,
@@ -12,6 +13,8 @@ from colossal.errors import UnsupportedError
 _WORDS = {1: torch.int8, 2: torch.int16}
 _BLOCK = 1 << 20  # words; what is computed of one is the only memory that a digest takes
 _ODD = -7046029254386353131  # 2**64 divided by the golden ratio, as an int64: its multiples spread over all bits
+
+end_graphs_in(__name__)  # a compiled model gathers its parameters, and writes into them, between its graphs
 
 
 def digests_of(values: Sequence[torch.Tensor]) -> torch.Tensor:

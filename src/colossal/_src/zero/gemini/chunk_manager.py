@@ -9,7 +9,7 @@ from weakref import ref
 import torch
 from torch import nn
 
-from colossal._src.comm import Partition
+from colossal._src.comm import Partition, end_graphs_in
 from colossal._src.interface import digests_of, refuse_lost_writes, refuse_tracing
 from colossal._src.tensor import values_of
 from colossal._src.zero.gemini.access_trace import AccessTrace
@@ -21,6 +21,8 @@ from colossal._src.zero.gemini.saved_tensors import SavedTensors
 from colossal._src.zero.gemini.tensor_state import TensorState
 from colossal._src.zero.gemini.transfer_log import Event, TransferLog
 from colossal.errors import CommunicationError, UnsupportedError
+
+end_graphs_in(__name__)  # chunks come and go between the graphs of a compiled model
 
 # a prime, below which a number and its negative fit into int32, see `agree`
 _FINGERPRINT = (1 << 31) - 1

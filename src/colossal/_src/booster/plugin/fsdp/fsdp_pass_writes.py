@@ -16,8 +16,7 @@ _REMEDY = (
     "TorchDDPPlugin or LowLevelZeroPlugin."
 )
 
-for _module in (__name__, digests_of.__module__):  # FSDP2 ends graphs at its hooks too
-    end_graphs_in(_module)
+end_graphs_in(__name__)  # FSDP2 ends graphs at its hooks too
 
 
 @final
