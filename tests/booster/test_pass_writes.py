@@ -65,6 +65,21 @@ class FirstBatch(nn.Module):
         return (self.layer(x) - self.shift).square().mean()
 
 
+class AfterWarmUp(nn.Module):
+    """Keeps a weight in bounds from the third training pass on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer, self.num_passes = nn.Linear(6, 4).double(), 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.num_passes += self.training
+        if self.num_passes > 2:
+            self.layer.weight.data.clamp_(-0.05, 0.05)
+        return self.layer(x).square().mean()
+
+
 class Queue(nn.Module):
     """Moves the rows of a parameter by one in each training pass, as a queue of negative examples does."""
 
@@ -85,6 +100,7 @@ MODELS = {
     "moving average by data": partial(MovingAverage, by_data=True),
     "first batch": FirstBatch,
     "rolled rows": Queue,
+    "after warm-up": AfterWarmUp,
 }
 
 
@@ -105,10 +121,10 @@ def train(plugin: Any, model: Any, between: bool = False) -> dict[str, torch.Ten
     return boosted.state_dict(only_rank_0=False)
 
 
-def train_all() -> dict[tuple[str, str], Any]:
+def train_all(models: dict[str, Any]) -> dict[tuple[str, str], Any]:
     results: dict[tuple[str, str], Any] = {}
     for plugin, make in PLUGINS.items():
-        for name, build in MODELS.items():
+        for name, build in models.items():
             try:
                 results[plugin, name] = train(make(), build())
             except UnsupportedError as error:
@@ -116,9 +132,18 @@ def train_all() -> dict[tuple[str, str], Any]:
     return results
 
 
-def test_what_a_pass_writes_counts_or_is_refused_on_all_ranks() -> None:
-    expected = {name: train(None, build()) for name, build in MODELS.items()}
-    for results in run_processes(train_all, 2):
+def compiled() -> nn.Module:
+    model = AfterWarmUp()
+    model.compile(backend="eager")
+    return model
+
+
+@pytest.mark.parametrize(
+    "models", [MODELS, pytest.param({"compiled": compiled}, marks=pytest.mark.slow)], ids=["plain", "compiled"]
+)
+def test_what_a_pass_writes_counts_or_is_refused_on_all_ranks(models: dict[str, Any]) -> None:
+    expected = {name: train(None, build()) for name, build in models.items()}
+    for results in run_processes(train_all, 2, models):
         for (plugin, name), found in results.items():
             if plugin in KEEPS:
                 assert_close(found, expected[name])

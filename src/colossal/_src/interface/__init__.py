@@ -72,7 +72,7 @@ if TYPE_CHECKING:
     from colossal._src.interface.loaded_states import another_algorithm, check_algorithm
     from colossal._src.interface.option_types import is_integer, is_number
     from colossal._src.interface.param_groups import has_uniform_state, rebind_param_groups, uniform_state_like
-    from colossal._src.interface.pass_writes import digests_of, refuse_lost_writes
+    from colossal._src.interface.pass_writes import digests_of, is_watched, refuse_lost_writes
     from colossal._src.interface.pretrained import get_pretrained_path, set_pretrained_path
     from colossal._src.interface.token_weighting import TokenWeighting
 
@@ -89,6 +89,7 @@ _MODULE_OF = {
     "check_known": "colossal._src.interface.keywords",
     "check_unwritten_weights": "colossal._src.interface.gradient_checks",
     "digests_of": "colossal._src.interface.pass_writes",
+    "is_watched": "colossal._src.interface.pass_writes",
     "full_items": "colossal._src.interface.full_state_dict",
     "full_state": "colossal._src.interface.full_state_dict",
     "get_pretrained_path": "colossal._src.interface.pretrained",
@@ -152,6 +153,7 @@ __all__ = [
     "is_number",
     "is_peft_model",
     "is_program",
+    "is_watched",
     "keywords_for",
     "lift_guards",
     "lift_refusals",

@@ -21,9 +21,12 @@ from torch.nn.utils import clip_grad
 from torch.utils.weak import WeakIdKeyDictionary
 
 from colossal._src.amp import MasterParams
+from colossal._src.comm import end_graphs_in
 from colossal._src.interface.flat_values import FlatValues, flat_ndim, is_flat, is_program, is_range
 from colossal._src.tensor import copy_placement, grad_of, set_grad, set_values, values_of
 from colossal.errors import ConfigError
+
+end_graphs_in(__name__)  # a compiled model that reads .data asks between its graphs
 
 _OF_CLIPPING = vars(clip_grad)
 _CLIPS_ELSEWHERE = (

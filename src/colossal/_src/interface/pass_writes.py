@@ -1,4 +1,4 @@
-"""What the first forward pass writes into parameters, where these are gathered copies that are freed afterwards."""
+"""What forward passes write into parameters, where these are gathered copies that are freed afterwards."""
 
 from collections.abc import Sequence
 from typing import NoReturn
@@ -15,6 +15,11 @@ _BLOCK = 1 << 20  # words; what is computed of one is the only memory that a dig
 _ODD = -7046029254386353131  # 2**64 divided by the golden ratio, as an int64: its multiples spread over all bits
 
 end_graphs_in(__name__)  # a compiled model gathers its parameters, and writes into them, between its graphs
+
+
+def is_watched(number: int) -> bool:
+    """Whether a pass is compared with what was before it: 1, 2, 4, 8 and so on, as writes may begin after a while."""
+    return number & (number - 1) == 0
 
 
 def digests_of(values: Sequence[torch.Tensor]) -> torch.Tensor:

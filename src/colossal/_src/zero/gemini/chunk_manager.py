@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from colossal._src.comm import Partition, end_graphs_in
-from colossal._src.interface import digests_of, refuse_lost_writes, refuse_tracing
+from colossal._src.interface import digests_of, is_watched, refuse_lost_writes, refuse_tracing
 from colossal._src.tensor import values_of
 from colossal._src.zero.gemini.access_trace import AccessTrace
 from colossal._src.zero.gemini.chunk import Chunk
@@ -64,9 +64,10 @@ class ChunkManager:
         self._is_training = self._had_backward = False
         self._fingerprint = 0
         self.eviction = ChunkEviction(self.chunks, memory, placement, self.trace, traffic, self._is_single_rank)
-        # of the values that were gathered, until the first forward pass of training is over
-        self._digests: dict[int, torch.Tensor] | None = {}
-        self.eviction.before_release = partial(_before_release, ref(self))  # the manager holds what holds it
+        # of the values that were gathered, until a forward pass of training that is watched is over
+        self._digests: dict[int, torch.Tensor] | None = None
+        self._num_passes = 0
+        self._watch()
         self._saved = SavedTensors(self.eviction.count_activations if placement.watches_activations else None)
         for chunk in chunks:
             if chunk.is_always_full:
@@ -98,6 +99,9 @@ class ChunkManager:
         outer, self._is_training = self._is_training, training
         if training and not self._depth:
             self._begin()
+            self._num_passes += 1
+            if self._digests is None and is_watched(self._num_passes):
+                self._watch()
         self._depth += 1
         try:
             with self._saved.hooks(self.fetch) if training else nullcontext():
@@ -227,6 +231,10 @@ class ChunkManager:
         if is_traced and self.trace.period != before:
             self.eviction.evict_until_fits(0)
             self._look_ahead()
+
+    def _watch(self) -> None:
+        self._digests = {}
+        self.eviction.before_release = partial(_before_release, ref(self))  # the manager holds what holds it
 
     def _end_watch(self) -> None:
         for chunk in self.chunks:

@@ -1,4 +1,4 @@
-"""Looks at what the first forward pass of each unit writes into the parameters that FSDP2 gathered for it."""
+"""Looks at what forward passes of units write into the parameters that FSDP2 gathered for them."""
 
 from collections.abc import Iterable
 from functools import partial
@@ -8,7 +8,7 @@ import torch
 
 from colossal._src.booster.plugin.fsdp.fsdp_pass_checks import fsdp_params, is_in_backward
 from colossal._src.comm import end_graphs_in
-from colossal._src.interface import digests_of, refuse_lost_writes
+from colossal._src.interface import digests_of, is_watched, refuse_lost_writes
 
 _REMEDY = (
     "Write it between passes, under torch.no_grad() after optimizer.step(), where what is written into shards counts; "
@@ -21,13 +21,20 @@ end_graphs_in(__name__)  # FSDP2 ends graphs at its hooks too
 
 @final
 class WrittenInPass:
-    """Compares full parameters after the first forward pass with those before it; later ones take no more time.
+    """Compares full parameters after some forward passes with those before; others take no more time.
 
     All ranks have the same full parameters, so that all raise the error.
     """
 
     def __init__(self, units: Iterable[Any]) -> None:
         self._units, self._before = list(units), dict[Any, tuple[list[Any], torch.Tensor]]()
+        self._handles: list[Any] = []
+        self._num_passes = 1
+        self._watch()
+        # after FSDP2 gathers it
+        self._units[-1].register_forward_pre_hook(self._start)
+
+    def _watch(self) -> None:
         self._handles = [
             handle
             for unit in self._units
@@ -37,6 +44,14 @@ class WrittenInPass:
                 unit.register_forward_hook(self._end, prepend=True),
             )
         ]
+
+    def _start(self, model: Any, *_forward: Any) -> None:
+        if self._handles or is_in_backward() or not torch.is_grad_enabled():
+            return
+        self._num_passes += 1
+        if is_watched(self._num_passes):
+            self._watch()
+            self._begin(model)  # the hooks that run now were counted before
 
     def _begin(self, unit: Any, *_forward: Any) -> None:
         held = [each for each in fsdp_params([unit]) if _is_gathered(each)]
