@@ -25,6 +25,10 @@ from colossal.trainer import Trainer, hooks
 
 DATA, SEQUENCE = {"parallel": {"data": 2}}, {"parallel": {"tensor": {"size": 2, "mode": "sequence"}}}
 PIPELINE = {"parallel": {"pipeline": 2}, "NUM_MICRO_BATCHES": 2}
+SCALES: dict[AMP_TYPE, dict[str, float]] = {
+    AMP_TYPE.TORCH: {"init_scale": 64.0},
+    AMP_TYPE.NAIVE: {"initial_scale": 64.0},
+}
 CLASSES = 3
 
 
@@ -177,6 +181,29 @@ def clipped_by_hand() -> dict[str, Any]:
     return found
 
 
+def continued(mode: AMP_TYPE | None) -> list[float]:
+    """Parameters after a backward pass from outputs whose gradient is known."""
+    config: dict[str, Any] = DATA if mode is None else {**DATA, "fp16": {"mode": mode, **SCALES[mode]}}
+    engine, (x, _), rank = engine_of(config, net().float()), samples(16), dist.get_rank()
+    outputs = engine(x.float().chunk(2)[rank])
+    engine.backward_by_grad(outputs, torch.full_like(outputs, 1 / outputs.numel()))
+    engine.step()
+    return torch.cat([each.detach().float().flatten() for each in engine.model.parameters()]).tolist()
+
+
+def lengths_that_differ() -> list[int]:
+    """What is refused on all ranks, and what is not."""
+    engine, batch = engine_of(DATA), samples(4)
+    with pytest.raises(ConfigError, match=r"Found \[3, 2\] in the train_dataloaders of ranks 0 to 1"):
+        Trainer(engine).fit([batch] * (3 - dist.get_rank()), 1)
+    with pytest.raises(ConfigError, match="Found none in the train_dataloader"):
+        Trainer(engine).fit(get_dataloader(Noted(), batch_size=8, drop_last=True), 1)
+    with pytest.raises(ConfigError, match="Found none in the test_dataloader"):
+        Trainer(engine).fit([batch], 1, test_dataloader=[])
+    Trainer(engine).evaluate([batch] * (3 - dist.get_rank()), hooks=[hooks.LossHook()])
+    return [engine.num_steps]
+
+
 def tensorboard(folder: Path) -> list[str]:
     """The names of what a rank of a pipeline writes."""
     written: list[str] = []
@@ -197,11 +224,15 @@ def tensorboard(folder: Path) -> list[str]:
     global_context.init_parallel_groups()
     parts = list(net())
     model = nn.Sequential(*(parts[:1] if global_context.is_first_rank(ParallelMode.PIPELINE) else parts[1:]))
-    used: list[hooks.BaseHook] = [hooks.LossHook(), hooks.AccuracyHook(Accuracy())]
+    used: list[Any] = [hooks.LossHook(), hooks.AccuracyHook(Accuracy())]
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(sys.modules, "torch.utils.tensorboard", module)
         used.append(hooks.TensorboardHook(folder))
-    Trainer(engine_of(PIPELINE, model)).fit(loader(*samples(8)), 1, hooks=used)
+    trainer = Trainer(engine_of(PIPELINE, model))
+    trainer.fit(loader(*samples(8)), 1, hooks=used)
+    if global_context.is_first_rank(ParallelMode.PIPELINE):
+        with pytest.raises(ConfigError, match="Found a read on stage 0 of 2"):
+            used[1].metric.get_accumulated_value()
     return sorted({name for name in written if name.startswith("epoch/")})
 
 
@@ -215,6 +246,8 @@ def on_two_ranks(folder: Path) -> dict[str, Any]:
         "sharded_sequences": of_sharded_sequences,
         "orders": lambda: orders(folder),
         "clipped": clipped_by_hand,
+        "continued": lambda: [continued(mode) for mode in (None, *SCALES)],
+        "lengths": lengths_that_differ,
         "tensorboard": lambda: tensorboard(folder),
     }
     found = {}
@@ -270,6 +303,18 @@ def test_gradients_under_a_loss_scale_are_clipped_by_their_own_norm(ranks: list[
         assert rank["clipped"]["again"] == pytest.approx(0.05, rel=1e-2)
 
 
+def test_a_known_gradient_is_scaled_as_a_loss_is(ranks: list[dict[str, Any]]) -> None:
+    for rank in ranks:
+        exact, *scaled = rank["continued"]
+        assert torch.tensor(exact).sub(nn.utils.parameters_to_vector(net().parameters())).abs().max() > 0.05
+        for each in scaled:
+            assert each == pytest.approx(exact, abs=2e-3)
+
+
+def test_loaders_that_would_train_nothing_or_let_ranks_wait_are_refused(ranks: list[dict[str, Any]]) -> None:
+    assert [rank["lengths"] for rank in ranks] == [[0], [0]]
+
+
 def test_tensorboard_gets_the_accuracy_of_the_last_stage(ranks: list[dict[str, Any]]) -> None:
     assert [rank["tensorboard"] for rank in ranks] == [[], ["epoch/Accuracy/train", "epoch/Loss/train"]]
 
@@ -288,12 +333,24 @@ def test_an_accuracy_above_one_is_refused() -> None:
         hook.metric.get_accumulated_value()
 
 
+def test_an_accuracy_of_several_outputs_is_refused() -> None:
+    class Two(Scaled):
+        def forward(self, *args: torch.Tensor) -> Any:
+            return [super().forward(torch.ones((), dtype=torch.float64), *args)] * 2
+
+    engine = engine_of({}, Two(), lambda outputs, _, labels: token_loss(outputs, labels))
+    with pytest.raises(ConfigError, match=r"Found outputs of type list and labels of type Tensor.*outputs\[0\]"):
+        evaluate(engine, [samples(4)])
+
+
 def test_files_from_within_an_epoch_go_on_at_its_beginning(tmp_path: Path) -> None:
     train = [samples(4)] * 4
     trainer = Trainer(engine_of({}))
     trainer.fit(train, 2, max_steps=6, hooks=[hooks.SaveCheckpointHook(2, tmp_path, save_by_iter=True)])
     found = {path.stem: torch.load(path, weights_only=True)["epoch"] for path in tmp_path.iterdir()}
     assert found == {"step_2": -1, "step_4": 0, "step_6": 0}
+    Trainer(engine_of({})).fit(train, 1, hooks=[hooks.SaveCheckpointHook(1, tmp_path / "lr0.1")])
+    assert (tmp_path / "lr0.1" / "epoch_0.pt").is_file()
 
 
 def test_what_a_run_leaves_out_is_said(tmp_path: Path, logged: Callable[[], list[str]]) -> None:
@@ -322,5 +379,8 @@ def test_passes_that_cannot_train_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"Found a loss of shape \(4,\)"):
         engine_of({}, criterion=nn.CrossEntropyLoss(reduction="none")).execute_schedule(iter([batch]))
     model = net()
+    plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(torch.optim.SGD(model.parameters()))
+    with pytest.raises(UnsupportedError, match=r"Found ReduceLROnPlateau.*in a hook of your own"):
+        hooks.LRSchedulerHook(plateau, by_epoch=True)
     with pytest.raises(UnsupportedError, match=r"Found LBFGS.*optimizer.step\(closure\)"):
         Engine(model, torch.optim.LBFGS(model.parameters()), token_loss)

@@ -201,13 +201,15 @@ class Engine:
 
         Args:
             tensor: Any tensor of the graph.
-            grad: Its gradient, of the same shape; under accumulation it counts for 1/n, as a loss does.
+            grad: Its gradient, of the same shape; as a loss it counts for 1/n under accumulation, and is multiplied by
+                the loss scale.
 
         Communication: as in `backward`.
         """
         self._discard_used_grads()
         with self._reduction():
-            self._optimizer.backward_by_grad(tensor, grad if self._accumulation == 1 else grad / self._accumulation)
+            grad = grad if self._accumulation == 1 else grad / self._accumulation
+            self._optimizer.backward_by_grad(tensor, self._optimizer.scale_loss(grad))
         self._num_passes += 1
 
     def train(self) -> None:

@@ -20,8 +20,8 @@ class SaveCheckpointHook(BaseHook):
 
     Args:
         interval: Number of epochs, or iterations, between two files.
-        checkpoint_dir: A folder, in which a file is written for each epoch or iteration; or a path with a suffix: a
-            file that is written again each time.
+        checkpoint_dir: A folder, in which a file is written for each epoch or iteration; or a path with a suffix, such
+            as ``.pt``: a file that is written again each time. ``lr0.1`` is a folder: no suffix begins with a digit.
         model: The model; that of the engine by default.
         save_by_iter: Count iterations. A file from within an epoch has the number of the epoch before, -1 in the first,
             so that training goes on at the beginning of that epoch, and leaves no sample out.
@@ -93,7 +93,8 @@ class SaveCheckpointHook(BaseHook):
 
     def _save(self, trainer: Any, name: str, finished: int) -> None:
         assert self.model is not None
-        file = self.checkpoint_dir if self.checkpoint_dir.suffix else self.checkpoint_dir / name
+        suffix = self.checkpoint_dir.suffix[1:]
+        file = self.checkpoint_dir if suffix and not suffix[0].isdigit() else self.checkpoint_dir / name
         save_checkpoint(file, finished, self.model, trainer.engine.optimizer, self._lr_scheduler)
         get_dist_logger().info(f"Saved epoch {trainer.cur_epoch} in {file}", ranks=[0])
         if waiting := trainer.engine.num_waiting_passes:

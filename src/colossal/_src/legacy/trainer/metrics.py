@@ -11,7 +11,7 @@ from torch import distributed as dist
 from colossal._src.cluster import Axis
 from colossal._src.comm import Channel
 from colossal._src.legacy.utils import synchronize
-from colossal._src.legacy.utils.parallel_state import axis_size
+from colossal._src.legacy.utils.parallel_state import axis_rank, axis_size, is_no_pp_or_last_stage
 from colossal._src.nn.metric import Accuracy
 from colossal.errors import ConfigError
 
@@ -144,6 +144,12 @@ class AccuracyMetric(Metric):
                 "take out the AccuracyHook."
             )
         if isinstance(self._count_right, Accuracy):
+            if not (isinstance(logits, torch.Tensor) and isinstance(targets, torch.Tensor)):
+                raise ConfigError(
+                    "colossal.nn.Accuracy compares one tensor of outputs with one of labels. Found outputs of type "
+                    f"{type(logits).__name__} and labels of type {type(targets).__name__}. Choose them: accuracy_func="
+                    "lambda outputs, labels: Accuracy()(outputs[0], labels)."
+                )
             batch_size = int(self._count_right.count_targets(logits, targets))
         self._last = float(self._count_right(logits, targets)), batch_size
         self._total = self._total[0] + self._last[0], self._total[1] + self._last[1]
@@ -156,6 +162,12 @@ class AccuracyMetric(Metric):
 
     @staticmethod
     def _fraction(right: float, number: float) -> float:
+        if not is_no_pp_or_last_stage():
+            raise ConfigError(
+                "The last stage of a pipeline has the outputs, and with them the accuracy. Found a read on stage "
+                f"{axis_rank('pp')} of {axis_size('pp')}. Read it where is_no_pp_or_last_stage(), or log it by "
+                "LogMetricByEpochHook."
+            )
         if right > number:
             raise ConfigError(
                 f"An accuracy_func returns how many samples of a batch are right. Found {right:g} right of {number:g} "

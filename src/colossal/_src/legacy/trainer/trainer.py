@@ -144,7 +144,8 @@ class Trainer:
             return_output_label: Give hooks the outputs and labels; without, they are not kept in memory.
 
         Raises:
-            ConfigError: A value is outside its range, or a hook is none; or a loader ends before its length.
+            ConfigError: A value is outside its range, or a hook is none; or a loader is empty, ends before its length,
+                or has another one on other ranks.
             UnsupportedError: There is a progress bar to show, and tqdm is not installed.
 
         Communication: that of the engine and the hooks.
@@ -155,6 +156,9 @@ class Trainer:
                 f"epochs={epochs}, max_steps={max_steps} and test_interval={test_interval}. Pass numbers from 1 on."
             )
         self._steps_per_epoch, self._max_steps = _length_of(train_dataloader), max_steps
+        _check_lengths(self._steps_per_epoch, "train_dataloader", are_equal=True)
+        if test_dataloader is not None:
+            _check_lengths(_length_of(test_dataloader), "test_dataloader")
         self._attach(hooks)
         self._say(f"Training begins at epoch {self._cur_epoch} of {epochs}")
         self._engine.train()
@@ -196,11 +200,12 @@ class Trainer:
             return_output_label: Give hooks the outputs and labels.
 
         Raises:
-            ConfigError: A hook is none.
+            ConfigError: A hook is none; or the loader is empty on all ranks, or ends before its length.
             UnsupportedError: There is a progress bar to show, and tqdm is not installed.
 
         Communication: that of the engine and the hooks.
         """
+        _check_lengths(_length_of(test_dataloader), "test_dataloader")
         self._attach(hooks)
         self._test(test_dataloader, None, display_progress, return_output_label)
 
@@ -352,3 +357,18 @@ def _length_of(dataloader: Any) -> int:
             f"A trainer takes loaders that have a length. Found a {type(dataloader).__name__}. Train by the engine: "
             "for batch in loader: engine.execute_schedule(iter([batch])), engine.step()."
         ) from error
+
+
+def _check_lengths(length: int, name: str, *, are_equal: bool = False) -> None:
+    """Refuse loaders without batches, or for which ranks would wait. Communication: all_gather_object, all ranks."""
+    lengths = gather_objects(length, purpose="starts a trainer") if dist.is_initialized() else [length]
+    if not any(lengths):
+        raise ConfigError(
+            f"A trainer takes loaders with a batch or more. Found none in the {name}. Take smaller batches, or leave "
+            "drop_last=True out."
+        )
+    if are_equal and len(set(lengths)) > 1:
+        raise ConfigError(
+            f"All ranks train the same number of batches, as they average gradients in each. Found {lengths} in the "
+            f"{name}s of ranks 0 to {len(lengths) - 1}. Make it by get_dataloader on all of them."
+        )
