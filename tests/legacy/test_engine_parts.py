@@ -318,12 +318,17 @@ WRONG: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"clip_grad_norm": "1.0"}, ConfigError, "Found clip_grad_norm='1.0'"),
     ({**PIPELINE, "NUM_MICRO_BATCHES": "2"}, ConfigError, "Found NUM_MICRO_BATCHES='2'"),
     ({**PIPELINE, "NUM_CHUNKS": 0}, ConfigError, "Found NUM_CHUNKS=0"),
+    (
+        {**PIPELINE, "parallel": {"pipeline": 2, "tensor": {"size": 2, "mode": "sequence"}}},
+        UnsupportedError,
+        "a pipeline of 2 stages next to sequences that are sharded over 2 ranks",
+    ),
 ]
 
 
 @pytest.mark.parametrize(("config", "error", "text"), WRONG)
 def test_a_config_that_cannot_be_honored_is_rejected(config: dict[str, Any], error: type[Exception], text: str) -> None:
-    with fake_world(2), pytest.raises(error, match=text):
+    with fake_world(4 if "tensor" in config.get("parallel", {}) else 2), pytest.raises(error, match=text):
         make_engine(config)
 
 

@@ -422,3 +422,16 @@ def test_offloaded_inputs_give_the_same_gradients(offload: bool, use_reentrant: 
     expected = 2 * torch.arange(4.0) ** 3
     assert x.grad is not None and torch.equal(x.grad, expected)  # noqa: PT018
     assert weight.grad is not None and torch.equal(weight.grad, expected)  # noqa: PT018
+
+
+@pytest.mark.parametrize("offload", [True, False])
+def test_first_layers_whose_inputs_require_no_gradient_are_trained(offload: bool) -> None:
+    layer, inputs = nn.Linear(4, 4), torch.randn(3, 4)
+    after = nn.Linear(4, 1)
+    after(utils.checkpoint(layer, offload, inputs)).sum().backward()
+    found = [parameter.grad for parameter in layer.parameters()]
+    layer.zero_grad()
+    after(layer(inputs)).sum().backward()
+    for one, parameter in zip(found, layer.parameters(), strict=True):
+        assert one is not None
+        torch.testing.assert_close(one, parameter.grad)

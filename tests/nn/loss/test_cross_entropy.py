@@ -101,6 +101,8 @@ def check_accuracy(name: str) -> None:
             expected = (logits.argmax(-1) == targets).sum()
             own = Accuracy()(split_input(logits, features=False), split_input(targets))
             assert torch.equal(own, expected)
+            number = Accuracy().count_targets(split_input(logits, features=False), split_input(targets))
+            assert number == (targets != -100).sum()
             cut = Accuracy(vocab_parallel=True)(cut_classes(logits, mesh), split_input(targets))
             assert torch.equal(cut, expected)
 

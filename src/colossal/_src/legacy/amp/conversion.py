@@ -16,6 +16,7 @@ from colossal._src.booster.mixed_precision import (
 )
 from colossal._src.interface import Criterion, ModelWrapper, OptimizerWrapper, check_known
 from colossal._src.legacy.notice import superseded
+from colossal._src.legacy.utils.parallel_state import note_loss_scale
 from colossal.errors import ConfigError
 
 _TORCH_OPTIONS = ("init_scale", "growth_factor", "backoff_factor", "growth_interval", "enabled")
@@ -223,6 +224,7 @@ def convert_to_amp(
     own = AMPOptimizer(scaled)
     if max_norm > 0:
         own.set_max_norm(max_norm)
+    note_loss_scale(own)
     return converted, own, criterion
 
 

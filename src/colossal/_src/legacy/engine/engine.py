@@ -1,5 +1,6 @@
 """Model, optimizer and criterion in one object, with the features of a config."""
 
+import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, final
@@ -15,6 +16,7 @@ from colossal._src.legacy.engine.op_hooks import AttachedHooks, BaseOpHook
 from colossal._src.legacy.engine.pipeline_schedules import PipelineSchedule
 from colossal._src.legacy.engine.schedules import BaseSchedule, NonPipelineSchedule
 from colossal._src.legacy.notice import superseded
+from colossal._src.legacy.utils.parallel_state import note_loss_scale
 from colossal.errors import ConfigError, UnsupportedError
 
 
@@ -39,6 +41,7 @@ class Engine:
 
     Raises:
         ConfigError: A value is outside its range, or model and optimizer do not belong together.
+        UnsupportedError: The optimizer computes losses by itself, in a closure.
 
     Communication: that of `Booster.boost`, if model and optimizer are plain.
 
@@ -79,10 +82,12 @@ class Engine:
                 f"more. Found gradient_accumulation={gradient_accumulation!r} and clip_grad_norm={clip_grad_norm!r}."
             )
         self._features: Features = features or Features()
+        _refuse_closure(optimizer)
         if not isinstance(optimizer, OptimizerWrapper):
             model, optimizer, criterion = self._features.boost(model, optimizer, criterion)
         if clip_grad_norm > 0:
             optimizer.set_max_norm(clip_grad_norm)
+        note_loss_scale(optimizer)
         self._model, self._optimizer, self._criterion = model, optimizer, criterion
         self._handlers = check_handlers(gradient_handlers or ())
         self._hooks = AttachedHooks(model, ophook_list or ())
@@ -136,6 +141,11 @@ class Engine:
         return self._num_steps
 
     @property
+    def num_waiting_passes(self) -> int:
+        """Number of backward passes since the last update, whose gradients wait for more."""
+        return self._num_passes
+
+    @property
     def gradient_accumulation(self) -> int:
         """Number of backward passes for each update."""
         return self._accumulation
@@ -171,8 +181,16 @@ class Engine:
         Args:
             loss: A scalar.
 
+        Raises:
+            ConfigError: The loss has several elements.
+
         Communication: that of the wrapped model, which reduces gradients.
         """
+        if loss.numel() != 1:
+            raise ConfigError(
+                f"A backward pass begins at one number. Found a loss of shape {tuple(loss.shape)}. Take its mean: "
+                "engine.backward(loss.mean()), or a criterion with reduction='mean'."
+            )
         self._discard_used_grads()
         with self._reduction():
             self._optimizer.backward(loss if self._accumulation == 1 else loss / self._accumulation)
@@ -183,13 +201,15 @@ class Engine:
 
         Args:
             tensor: Any tensor of the graph.
-            grad: Its gradient, of the same shape; under accumulation it counts for 1/n, as a loss does.
+            grad: Its gradient, of the same shape; as a loss it counts for 1/n under accumulation, and is multiplied by
+                the loss scale.
 
         Communication: as in `backward`.
         """
         self._discard_used_grads()
         with self._reduction():
-            self._optimizer.backward_by_grad(tensor, grad if self._accumulation == 1 else grad / self._accumulation)
+            grad = grad if self._accumulation == 1 else grad / self._accumulation
+            self._optimizer.backward_by_grad(tensor, self._optimizer.scale_loss(grad))
         self._num_passes += 1
 
     def train(self) -> None:
@@ -329,3 +349,15 @@ class Engine:
         is_last = self._num_passes + 1 >= self._accumulation
         waits = self._features.reduces_in_handlers or not is_last
         return self._features.booster.no_sync(self._model) if waits and self._features.is_boosted else nullcontext()
+
+
+def _refuse_closure(optimizer: Optimizer | OptimizerWrapper) -> None:
+    """Refuse an optimizer whose step needs a closure, which `Engine.step` has none to pass."""
+    kind = type(optimizer.unwrap() if isinstance(optimizer, OptimizerWrapper) else optimizer)
+    closure = inspect.signature(kind.step).parameters.get("closure")
+    if closure is not None and closure.default is inspect.Parameter.empty:
+        raise UnsupportedError(
+            f"An engine updates by optimizer.step(), after backward passes of its own. Found {kind.__name__}, whose "
+            "step takes a closure that computes the loss. Take another optimizer, or train by Booster(plugin="
+            "TorchDDPPlugin()) and optimizer.step(closure)."
+        )

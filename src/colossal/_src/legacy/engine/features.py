@@ -187,6 +187,13 @@ class Features:
                 "ZeRO of a config shards parameters, which the stages of a pipeline do not. Found zero and a pipeline "
                 f"of {self._size('pp')} stages. Use HybridParallelPlugin(zero_stage=1, pp_size=...)."
             )
+        if self.uses_pipeline and self._size("sp") > 1:
+            raise UnsupportedError(
+                "Stages of a config train on full sequences. Found a pipeline of "
+                f"{self._size('pp')} stages next to sequences that are sharded over {self._size('sp')} ranks. Leave "
+                "one of them out, or use HybridParallelPlugin(pp_size=..., sp_size=..., "
+                "enable_sequence_parallelism=True) with a model of transformers."
+            )
         if zero is not None and self._size("sp") > 1:
             raise UnsupportedError(
                 "ZeRO of a config trains replicas. Found zero and mode='sequence'. Use HybridParallelPlugin("

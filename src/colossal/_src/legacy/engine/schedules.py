@@ -178,7 +178,12 @@ def compute_loss(criterion: Callable[..., Any] | None, outputs: Any, label: Any)
 
 
 def check_loss(forward_only: bool, return_loss: bool) -> None:
-    """Raise where a backward pass has no loss."""
+    """Raise where a backward pass has no loss, or no graph to run through."""
+    if not forward_only and not torch.is_grad_enabled():
+        raise ConfigError(
+            "A training pass needs gradients. Found execute_schedule(data_iter) inside of torch.no_grad(). Pass "
+            "forward_only=True to evaluate, or leave the context."
+        )
     if not forward_only and not return_loss:
         raise ConfigError(
             "A backward pass needs the loss. Found return_loss=False and forward_only=False. Pass forward_only=True, "
@@ -209,11 +214,12 @@ def as_arguments(data: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
 
 
 def _size_of(batch: Any) -> int:
-    """The number of samples of the first tensor in a batch."""
+    """The number of samples of the first tensor in a batch that has any dimension: a number has none for samples."""
     sizes: list[int] = []
 
     def note(tensor: torch.Tensor) -> torch.Tensor:
-        sizes.append(len(tensor) if tensor.dim() else 1)
+        if tensor.dim():
+            sizes.append(len(tensor))
         return tensor
 
     map_tensors(batch, note)

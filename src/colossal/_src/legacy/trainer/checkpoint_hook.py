@@ -20,10 +20,11 @@ class SaveCheckpointHook(BaseHook):
 
     Args:
         interval: Number of epochs, or iterations, between two files.
-        checkpoint_dir: A folder, in which a file is written for each epoch or iteration; or a path with a suffix: a
-            file that is written again each time.
+        checkpoint_dir: A folder, in which a file is written for each epoch or iteration; or a path with a suffix, such
+            as ``.pt``: a file that is written again each time. ``lr0.1`` is a folder: no suffix begins with a digit.
         model: The model; that of the engine by default.
-        save_by_iter: Count iterations.
+        save_by_iter: Count iterations. A file from within an epoch has the number of the epoch before, -1 in the first,
+            so that training goes on at the beginning of that epoch, and leaves no sample out.
         priority: Smaller ones run first.
 
     Raises:
@@ -78,7 +79,8 @@ class SaveCheckpointHook(BaseHook):
             loss: The loss; None where another stage has it.
         """
         if self.save_by_iter and (trainer.cur_step + 1) % self.interval == 0:
-            self._save(trainer, f"step_{trainer.cur_step + 1}.pt")
+            is_end = (trainer.cur_step + 1) % trainer.steps_per_epoch == 0
+            self._save(trainer, f"step_{trainer.cur_step + 1}.pt", trainer.cur_epoch - (not is_end))
 
     def after_train_epoch(self, trainer: Any) -> None:
         """Do its work after an epoch of training.
@@ -87,10 +89,18 @@ class SaveCheckpointHook(BaseHook):
             trainer: The trainer that runs the hook.
         """
         if not self.save_by_iter and (trainer.cur_epoch + 1) % self.interval == 0:
-            self._save(trainer, f"epoch_{trainer.cur_epoch}.pt")
+            self._save(trainer, f"epoch_{trainer.cur_epoch}.pt", trainer.cur_epoch)
 
-    def _save(self, trainer: Any, name: str) -> None:
+    def _save(self, trainer: Any, name: str, finished: int) -> None:
         assert self.model is not None
-        file = self.checkpoint_dir if self.checkpoint_dir.suffix else self.checkpoint_dir / name
-        save_checkpoint(file, trainer.cur_epoch, self.model, trainer.engine.optimizer, self._lr_scheduler)
+        suffix = self.checkpoint_dir.suffix[1:]
+        file = self.checkpoint_dir if suffix and not suffix[0].isdigit() else self.checkpoint_dir / name
+        save_checkpoint(file, finished, self.model, trainer.engine.optimizer, self._lr_scheduler)
         get_dist_logger().info(f"Saved epoch {trainer.cur_epoch} in {file}", ranks=[0])
+        if waiting := trainer.engine.num_waiting_passes:
+            get_dist_logger().warning(
+                f"{file} was saved after {waiting} of the {trainer.engine.gradient_accumulation} backward passes of an "
+                "update, whose gradients it does not have: training that goes on from it begins that update anew. "
+                "Let gradient_accumulation divide the iterations between two files.",
+                ranks=[0],
+            )

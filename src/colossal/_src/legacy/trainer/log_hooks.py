@@ -13,11 +13,9 @@ from colossal._src.legacy.trainer.base_hook import BaseHook
 from colossal._src.legacy.trainer.metrics import ThroughputMetric
 from colossal._src.legacy.utils import (
     MultiTimer,
-    is_dp_rank_0,
-    is_no_pp_or_last_stage,
-    is_tp_rank_0,
     report_memory_usage,
 )
+from colossal._src.legacy.utils.parallel_state import is_logging_rank
 from colossal.errors import ConfigError, UnsupportedError
 from colossal.logging import get_dist_logger
 
@@ -37,7 +35,7 @@ class _EpochLog(BaseHook):
         return trainer.cur_epoch % self._interval == 0
 
     def _log(self, text: str) -> None:
-        if is_dp_rank_0() and is_tp_rank_0() and is_no_pp_or_last_stage():
+        if is_logging_rank():
             self.logger.info(text)
 
 
@@ -288,7 +286,7 @@ class LogMemoryByEpochHook(_EpochLog):
             self._report(f"[Epoch {trainer.cur_epoch} / Test]")
 
     def _report(self, message: str) -> None:
-        if is_dp_rank_0() and is_tp_rank_0() and is_no_pp_or_last_stage():
+        if is_logging_rank():
             report_memory_usage(message, self.logger, report_cpu=self._report_cpu)
 
 
@@ -298,7 +296,7 @@ class TensorboardHook(BaseHook):
 
     Args:
         log_dir: A folder; each of several ranks that write has one of its own in it.
-        ranks: Which ranks of their group write; the first by default.
+        ranks: Which ranks of their group write; by default one, the first of those that have outputs and labels.
         parallel_mode: The group in which these ranks count.
         priority: Smaller ones run first.
 
@@ -335,6 +333,8 @@ class TensorboardHook(BaseHook):
         if dist.is_initialized():
             is_inside = global_context.is_initialized(parallel_mode)
             rank = global_context.get_local_rank(parallel_mode) if is_inside else 0
+            if ranks is None:  # of a pipeline, the first stage has no accuracy
+                rank = 0 if is_logging_rank() else -1
         self.log_dir = Path(log_dir) if len(wanted) == 1 else Path(log_dir) / f"{parallel_mode.name}_rank_{rank}"
         self.writer: Any = SummaryWriter(str(self.log_dir)) if rank in wanted else None
 

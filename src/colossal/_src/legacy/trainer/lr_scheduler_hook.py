@@ -3,9 +3,12 @@
 
 from typing import Any
 
+from torch.optim.lr_scheduler import ReduceLROnPlateau
+
 from colossal._src.legacy.registry import HOOKS
 from colossal._src.legacy.trainer.metric_hooks import MetricHook
 from colossal._src.legacy.trainer.metrics import LearningRateMetric
+from colossal.errors import UnsupportedError
 
 
 @HOOKS.register_module
@@ -22,6 +25,9 @@ class LRSchedulerHook(MetricHook):
     Attributes:
         lr_scheduler: The schedule.
 
+    Raises:
+        UnsupportedError: The schedule is a `ReduceLROnPlateau`.
+
     Example:
         >>> import torch
         >>> from colossal.legacy.trainer import LRSchedulerHook
@@ -32,6 +38,12 @@ class LRSchedulerHook(MetricHook):
 
     def __init__(self, lr_scheduler: Any, by_epoch: bool, store_lr_in_state: bool = True, priority: int = 1) -> None:
         super().__init__(priority)
+        if isinstance(lr_scheduler, ReduceLROnPlateau):
+            raise UnsupportedError(
+                "LRSchedulerHook calls lr_scheduler.step() without a metric. Found ReduceLROnPlateau, which takes one. "
+                "Take another schedule, or step it in a hook of your own: lr_scheduler.step("
+                'trainer.metrics("test")["Loss"].get_accumulated_value()).'
+            )
         self.lr_scheduler, self.by_epoch, self.store_lr_in_state = lr_scheduler, by_epoch, store_lr_in_state
         self._metric = LearningRateMetric(by_epoch, self._lr)
 

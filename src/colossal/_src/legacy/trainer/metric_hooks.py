@@ -20,7 +20,7 @@ class MetricHook(BaseHook):
 
 @HOOKS.register_module
 class LossHook(MetricHook):
-    """Keeps the mean loss of the data-parallel ranks, as ``Loss``.
+    """Keeps the mean loss of all samples, of all ranks that have other samples or tokens, as ``Loss``.
 
     Args:
         priority: Smaller ones run first.
@@ -29,7 +29,7 @@ class LossHook(MetricHook):
         train_loss: The metric of training.
         test_loss: The metric of tests.
 
-    Communication: all_reduce, dp, 8 bytes, when another hook asks for it.
+    Communication: all_reduce, dp and sp, 16 bytes, when another hook asks for it.
 
     Example:
         >>> from colossal.legacy.trainer import LossHook
@@ -67,7 +67,7 @@ class LossHook(MetricHook):
             label: The labels; None where another stage has them.
             loss: The loss; None where another stage has it.
         """
-        self.train_loss.update(loss)
+        self.train_loss.update(loss, trainer.engine.schedule.batch_size)
 
     def before_test_epoch(self, trainer: Any) -> None:
         """Begin anew, before an epoch of a test.
@@ -86,7 +86,7 @@ class LossHook(MetricHook):
             label: The labels; None where another stage has them.
             loss: The loss; None where another stage has it.
         """
-        self.test_loss.update(loss)
+        self.test_loss.update(loss, trainer.engine.schedule.batch_size)
 
 
 @HOOKS.register_module
@@ -94,14 +94,15 @@ class AccuracyHook(MetricHook):
     """Keeps the fraction of right predictions of all data-parallel ranks, as ``Accuracy``, in training and test.
 
     Args:
-        accuracy_func: Counts the right ones of outputs and labels, as `colossal.nn.Accuracy` does.
+        accuracy_func: Counts the samples that are right of outputs and labels. `colossal.nn.Accuracy` counts labels, of
+            which a sample may have several, and leaves those of -100 out.
         priority: Smaller ones run first.
 
     Attributes:
         train_accuracy: The metric of training.
         metric: The metric of tests.
 
-    Communication: all_reduce, dp, 16 bytes, when another hook asks for it.
+    Communication: all_reduce, dp and sp, 16 bytes, when another hook asks for it.
 
     Example:
         >>> from colossal.legacy.trainer import AccuracyHook

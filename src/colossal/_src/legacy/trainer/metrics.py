@@ -2,15 +2,17 @@
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import distributed as dist
 
+from colossal._src.cluster import Axis
 from colossal._src.comm import Channel
 from colossal._src.legacy.utils import synchronize
-from colossal._src.legacy.utils.parallel_state import axis_size
+from colossal._src.legacy.utils.parallel_state import axis_rank, axis_size, is_no_pp_or_last_stage
+from colossal._src.nn.metric import Accuracy
 from colossal.errors import ConfigError
 
 
@@ -70,32 +72,38 @@ class Metric(ABC):
         """
 
 
-def over_replicas(*values: float) -> list[float]:
-    """Sum numbers over the data-parallel ranks. Communication: all_reduce, dp, 8 bytes each."""
-    if not dist.is_initialized():
-        return list(values)
-    return Channel("dp").all_reduce(torch.tensor(values, dtype=torch.float64, device="cpu")).tolist()
+def over_replicas(*values: float, axes: Sequence[Axis] = ("dp", "sp")) -> list[float]:
+    """Sum numbers over the ranks that have other samples or tokens. Communication: all_reduce, axes, 8 bytes each."""
+    total = torch.tensor(values, dtype=torch.float64, device="cpu")
+    for axis in axes if dist.is_initialized() else ():
+        total = Channel(axis).all_reduce(total) if axis_size(axis) > 1 else total
+    return total.tolist()
+
+
+def _ratio(part: float, number: float) -> float:
+    return part / number if number else 0.0
 
 
 class LossMetric(Metric):
-    """The mean loss of the data-parallel ranks."""
+    """The mean loss of all samples, whichever ranks and iterations they were on."""
 
     def __init__(self, epoch_only: bool = False) -> None:
         super().__init__(epoch_only)
         self.reset()
 
     def reset(self) -> None:
-        self._last, self._sum, self._count = 0.0, 0.0, 0
+        self._last, self._total = (0.0, 0), (0.0, 0)
 
-    def update(self, loss: torch.Tensor) -> None:
-        self._last = float(loss)
-        self._sum, self._count = self._sum + self._last, self._count + 1
+    def update(self, loss: torch.Tensor, num_samples: int = 1) -> None:
+        number = max(1, num_samples)  # the last batch of an epoch may be smaller than the others
+        self._last = float(loss) * number, number
+        self._total = self._total[0] + self._last[0], self._total[1] + number
 
     def get_last_step_value(self) -> float:
-        return over_replicas(self._last)[0] / axis_size("dp")
+        return _ratio(*over_replicas(*self._last))
 
     def get_accumulated_value(self) -> float:
-        return over_replicas(self._sum)[0] / axis_size("dp") / max(1, self._count)
+        return _ratio(*over_replicas(*self._total))
 
 
 class LearningRateMetric(Metric):
@@ -119,7 +127,7 @@ class LearningRateMetric(Metric):
 
 
 class AccuracyMetric(Metric):
-    """Right predictions of all data-parallel ranks, per sample of theirs."""
+    """Right predictions of all data-parallel ranks, per sample of theirs; those of `Accuracy` per label that counts."""
 
     def __init__(self, epoch_only: bool, accuracy_func: Callable[..., Any]) -> None:
         super().__init__(epoch_only)
@@ -135,16 +143,38 @@ class AccuracyMetric(Metric):
                 "An accuracy compares outputs with labels. Found none. Leave return_output_label=False out of fit, or "
                 "take out the AccuracyHook."
             )
+        if isinstance(self._count_right, Accuracy):
+            if not (isinstance(logits, torch.Tensor) and isinstance(targets, torch.Tensor)):
+                raise ConfigError(
+                    "colossal.nn.Accuracy compares one tensor of outputs with one of labels. Found outputs of type "
+                    f"{type(logits).__name__} and labels of type {type(targets).__name__}. Choose them: accuracy_func="
+                    "lambda outputs, labels: Accuracy()(outputs[0], labels)."
+                )
+            batch_size = int(self._count_right.count_targets(logits, targets))
         self._last = float(self._count_right(logits, targets)), batch_size
         self._total = self._total[0] + self._last[0], self._total[1] + self._last[1]
 
     def get_last_step_value(self) -> float:
-        right, number = over_replicas(*self._last)
-        return right / max(1.0, number)
+        return self._fraction(*over_replicas(*self._last))
 
     def get_accumulated_value(self) -> float:
-        right, number = over_replicas(*self._total)
-        return right / max(1.0, number)
+        return self._fraction(*over_replicas(*self._total))
+
+    @staticmethod
+    def _fraction(right: float, number: float) -> float:
+        if not is_no_pp_or_last_stage():
+            raise ConfigError(
+                "The last stage of a pipeline has the outputs, and with them the accuracy. Found a read on stage "
+                f"{axis_rank('pp')} of {axis_size('pp')}. Read it where is_no_pp_or_last_stage(), or log it by "
+                "LogMetricByEpochHook."
+            )
+        if right > number:
+            raise ConfigError(
+                f"An accuracy_func returns how many samples of a batch are right. Found {right:g} right of {number:g} "
+                "samples. Return at most one for each sample, or pass colossal.nn.Accuracy(), which counts labels, of "
+                "which a sample may have several."
+            )
+        return _ratio(right, number)
 
 
 class ThroughputMetric(Metric):
@@ -173,7 +203,7 @@ class ThroughputMetric(Metric):
 
     def _rate(self, samples: float, seconds: float) -> float:
         if not self._use_local:
-            samples, total = over_replicas(samples, seconds)
+            samples, total = over_replicas(samples, seconds, axes=("dp",))
             seconds = total / axis_size("dp")
         return samples / seconds if seconds else 0.0
 

@@ -1,17 +1,21 @@
 """Epochs of training and tests by an engine, with hooks around them."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 from typing import Any, final
 
 import torch
+from torch import distributed as dist
 
+from colossal._src.comm import gather_objects
 from colossal._src.legacy.engine import BaseSchedule, Engine
 from colossal._src.legacy.notice import superseded
 from colossal._src.legacy.trainer.base_hook import BaseHook
 from colossal._src.legacy.trainer.metrics import Metric
-from colossal._src.legacy.utils import MultiTimer, is_dp_rank_0, is_no_pp_or_last_stage, is_tp_rank_0
+from colossal._src.legacy.utils import MultiTimer
+from colossal._src.legacy.utils.parallel_state import is_logging_rank
 from colossal.errors import ConfigError, UnsupportedError
+from colossal.logging import get_dist_logger
 
 
 @final
@@ -62,6 +66,7 @@ class Trainer:
         self._timer = timer or MultiTimer(on=False)
         self._cur_epoch, self._cur_step, self._steps_per_epoch = 0, 0, 0
         self._max_steps: int | None = None
+        self._is_resumed = False
         self.hooks: list[BaseHook] = []
         self.states: dict[str, Any] = {}
 
@@ -84,7 +89,7 @@ class Trainer:
     def cur_epoch(self, epoch: int) -> None:
         if epoch < 0:
             raise ConfigError(f"Epochs are counted from 0. Found {epoch}. Set what load_checkpoint returned, plus 1.")
-        self._cur_epoch = epoch
+        self._cur_epoch, self._is_resumed = epoch, True
 
     @property
     def cur_step(self) -> int:
@@ -125,6 +130,9 @@ class Trainer:
     ) -> None:
         """Train, and test in between.
 
+        A sampler that has `set_epoch` is told the epoch before each one, so that training which goes on from a
+        checkpoint sees the samples in the order that it would have seen without the interruption.
+
         Args:
             train_dataloader: Yields batches, and has a length.
             epochs: Number of epochs; those before `cur_epoch` are left out.
@@ -136,7 +144,8 @@ class Trainer:
             return_output_label: Give hooks the outputs and labels; without, they are not kept in memory.
 
         Raises:
-            ConfigError: A value is outside its range, or a hook is none.
+            ConfigError: A value is outside its range, or a hook is none; or a loader is empty, ends before its length,
+                or has another one on other ranks.
             UnsupportedError: There is a progress bar to show, and tqdm is not installed.
 
         Communication: that of the engine and the hooks.
@@ -147,12 +156,24 @@ class Trainer:
                 f"epochs={epochs}, max_steps={max_steps} and test_interval={test_interval}. Pass numbers from 1 on."
             )
         self._steps_per_epoch, self._max_steps = _length_of(train_dataloader), max_steps
+        _check_lengths(self._steps_per_epoch, "train_dataloader", are_equal=True)
+        if test_dataloader is not None:
+            _check_lengths(_length_of(test_dataloader), "test_dataloader")
         self._attach(hooks)
         self._say(f"Training begins at epoch {self._cur_epoch} of {epochs}")
         self._engine.train()
         self._call_hooks("before_train")
         self._cur_step = self._cur_epoch * self._steps_per_epoch
+        if self._cur_epoch >= epochs:
+            get_dist_logger().warning(
+                f"Nothing is trained: epochs counts those before cur_epoch too. Found cur_epoch={self._cur_epoch} and "
+                f"epochs={epochs}. Pass epochs={self._cur_epoch + epochs} for {epochs} more, or set trainer.cur_epoch.",
+                ranks=[0],
+            )
+        sampler, ahead = self._sampler_of(train_dataloader)
         for epoch in range(self._cur_epoch, epochs):
+            if sampler is not None:
+                sampler.set_epoch(epoch + ahead)
             self._train_epoch(train_dataloader, epoch, display_progress, return_output_label)
             if test_dataloader is not None and epoch % test_interval == 0:
                 self._test(test_dataloader, epoch, display_progress, return_output_label)
@@ -179,11 +200,12 @@ class Trainer:
             return_output_label: Give hooks the outputs and labels.
 
         Raises:
-            ConfigError: A hook is none.
+            ConfigError: A hook is none; or the loader is empty on all ranks, or ends before its length.
             UnsupportedError: There is a progress bar to show, and tqdm is not installed.
 
         Communication: that of the engine and the hooks.
         """
+        _check_lengths(_length_of(test_dataloader), "test_dataloader")
         self._attach(hooks)
         self._test(test_dataloader, None, display_progress, return_output_label)
 
@@ -203,6 +225,27 @@ class Trainer:
             options = {"forward_only": True, "return_loss": False, "return_output_label": True}
             output, _, _ = self._engine.execute_schedule(iter([(data, None)]), **options)
         return output
+
+    def _sampler_of(self, dataloader: Any) -> tuple[Any, int]:
+        """The sampler that is told epochs, and by how many it is ahead. Communication: all_gather_object, all ranks."""
+        sampler = getattr(dataloader, "sampler", None)
+        is_resumed, self._is_resumed = self._is_resumed, False
+        if not hasattr(sampler, "set_epoch"):
+            return None, 0
+        # an earlier trainer may have run epochs of it, and a program may have opened it on some ranks only
+        begun: int = getattr(sampler, "epoch", 0)
+        begun = max(gather_objects(begun, purpose="starts training")) if dist.is_initialized() else begun
+        return sampler, 0 if is_resumed else max(0, begun - self._cur_epoch)
+
+    def _run_batch(self, data_iter: Iterator[Any], number: int, **options: Any) -> tuple[Any, Any, Any]:
+        """Run the next batch."""
+        try:
+            return self._engine.execute_schedule(data_iter, **options)
+        except StopIteration as error:
+            raise ConfigError(
+                f"A loader yields as many batches as its length. Found one that has the length {number}, and ended "
+                "before. Correct its __len__."
+            ) from error
 
     def _attach(self, hooks: Sequence[BaseHook] | None) -> None:
         for hook in hooks or ():
@@ -230,7 +273,7 @@ class Trainer:
                 self._call_hooks("before_train_iter")
                 self._timer.start("Train-step")
                 self._engine.zero_grad()
-                results = self._engine.execute_schedule(data_iter, return_output_label=return_output_label)
+                results = self._run_batch(data_iter, self._steps_per_epoch, return_output_label=return_output_label)
                 self._engine.step()
                 self._timer.stop("Train-step", keep_in_history=True)
                 self._call_hooks("after_train_iter", results)
@@ -255,9 +298,7 @@ class Trainer:
             for _ in range(number):
                 self._call_hooks("before_test_iter")
                 self._timer.start("Test-step")
-                results = self._engine.execute_schedule(
-                    data_iter, forward_only=True, return_output_label=return_output_label
-                )
+                results = self._run_batch(data_iter, number, forward_only=True, return_output_label=return_output_label)
                 self._timer.stop("Test-step", keep_in_history=True)
                 self._call_hooks("after_test_iter", results)
                 bar.advance(self.states)
@@ -296,7 +337,7 @@ class _Bar:
 
 
 def _progress(number: int, name: str, display: bool) -> _Bar:
-    if not display or not (is_dp_rank_0() and is_tp_rank_0() and is_no_pp_or_last_stage()):
+    if not display or not is_logging_rank():
         return _Bar(None)
     try:
         from tqdm import tqdm
@@ -316,3 +357,18 @@ def _length_of(dataloader: Any) -> int:
             f"A trainer takes loaders that have a length. Found a {type(dataloader).__name__}. Train by the engine: "
             "for batch in loader: engine.execute_schedule(iter([batch])), engine.step()."
         ) from error
+
+
+def _check_lengths(length: int, name: str, *, are_equal: bool = False) -> None:
+    """Refuse loaders without batches, or for which ranks would wait. Communication: all_gather_object, all ranks."""
+    lengths = gather_objects(length, purpose="starts a trainer") if dist.is_initialized() else [length]
+    if not any(lengths):
+        raise ConfigError(
+            f"A trainer takes loaders with a batch or more. Found none in the {name}. Take smaller batches, or leave "
+            "drop_last=True out."
+        )
+    if are_equal and len(set(lengths)) > 1:
+        raise ConfigError(
+            f"All ranks train the same number of batches, as they average gradients in each. Found {lengths} in the "
+            f"{name}s of ranks 0 to {len(lengths) - 1}. Make it by get_dataloader on all of them."
+        )

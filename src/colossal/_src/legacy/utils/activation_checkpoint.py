@@ -20,8 +20,9 @@ def checkpoint(function: Callable[..., Any], activation_offload: bool, *args: An
     Args:
         function: Part of a model.
         activation_offload: Keep the inputs in host memory until the backward pass.
-        *args: Inputs of the function; one of them must require a gradient with `use_reentrant`.
-        use_reentrant: The implementation of `torch.utils.checkpoint.checkpoint`.
+        *args: Inputs of the function.
+        use_reentrant: The implementation of `torch.utils.checkpoint.checkpoint`. Where no input requires a gradient, as
+            in the first layers of a model, it is the other one, under which parameters have gradients all the same.
 
     Returns:
         What the function returns.
@@ -36,6 +37,7 @@ def checkpoint(function: Callable[..., Any], activation_offload: bool, *args: An
         >>> x.grad
         tensor([4.])
     """
+    use_reentrant = use_reentrant and any(isinstance(each, torch.Tensor) and each.requires_grad for each in args)
     if activation_offload and not use_reentrant:
         # Autograd does not save these inputs, the graph holds them: so it holds copies in host memory.
         devices = [each.device if isinstance(each, torch.Tensor) else None for each in args]

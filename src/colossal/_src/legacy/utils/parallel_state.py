@@ -2,17 +2,22 @@
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from weakref import WeakSet
 
 import torch
 from torch import distributed as dist
 from torch import nn
 
+from colossal._src.amp import NoScaler
 from colossal._src.cluster import Axis, ParallelMesh, current_mesh
 from colossal._src.comm import Channel, all_reduce_over
-from colossal._src.interface import OptimizerWrapper, Peers
+from colossal._src.interface import OptimizerWrapper, Peers, has_master_weight
 from colossal._src.legacy.context import ParallelMode, global_context
 from colossal._src.legacy.mesh import grid_of_group
 from colossal._src.tensor import broadcast_values, comm_device, local_of, placement_of
+from colossal.errors import ConfigError
+
+_SCALED: WeakSet[OptimizerWrapper] = WeakSet()
 
 
 def _mesh() -> ParallelMesh | None:
@@ -72,6 +77,11 @@ def is_no_pp_or_last_stage() -> bool:
         True
     """
     return axis_rank("pp") == axis_size("pp") - 1
+
+
+def is_logging_rank() -> bool:
+    """Return whether this is the first of the ranks that compute the output of the model."""
+    return is_dp_rank_0() and is_tp_rank_0() and axis_rank("sp") == 0 and is_no_pp_or_last_stage()
 
 
 def is_using_ddp() -> bool:
@@ -181,8 +191,8 @@ def clip_grad_norm_fp32(
     """Scale gradients by one factor so that their common norm, over all ranks that hold some, is at most `max_norm`.
 
     Args:
-        parameters: The parameters that this rank holds; of a pipeline those of its stage. Their gradients, which are
-            not scaled by a loss scale, are changed in place.
+        parameters: The parameters that this rank holds; of a pipeline those of its stage. Their gradients are changed
+            in place, and divided by the loss scale before, if an engine or `convert_to_amp` scales the loss.
         max_norm: The largest norm that is left.
         norm_type: The p of the p-norm.
 
@@ -190,9 +200,11 @@ def clip_grad_norm_fp32(
         The norm before clipping; the same on all ranks.
 
     Raises:
+        ConfigError: An optimizer has master weights of the parameters, and the gradients.
         UnsupportedError: The gradients are sharded, and `norm_type` is not greater than 0.
 
-    Communication: all_reduce, the axes that shard gradients and pp, 8 bytes each.
+    Communication: all_reduce, the axes that shard gradients and pp, 8 bytes each; before, as in
+    `OptimizerWrapper.unscale_grad`.
 
     Example:
         >>> import torch
@@ -202,7 +214,10 @@ def clip_grad_norm_fp32(
         >>> clip_grad_norm_fp32([weight], max_norm=1.0), round(weight.grad[0].item(), 4)
         (5.0, 0.6)
     """
-    held = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
+    held = _with_gradients(parameters)
+    for optimizer in list(_SCALED):
+        if any(each is parameter for each in optimizer.parameters for parameter in held):
+            optimizer.unscale_grad()
     # what clips is the wrapper, which knows shards and peers; the optimizer in it takes no step
     groups = [{"params": held}]  # a stage may have no parameters
     wrapper = OptimizerWrapper(torch.optim.SGD(groups, lr=0.0), peers=_pipeline_peers())
@@ -218,6 +233,9 @@ def count_zeros_fp32(parameters: torch.Tensor | Iterable[torch.Tensor]) -> int:
     Returns:
         The number for the full model; the same on all ranks.
 
+    Raises:
+        ConfigError: An optimizer has master weights of the parameters, and the gradients.
+
     Communication: all_reduce, the axes that shard gradients and pp, 8 bytes each.
 
     Example:
@@ -228,7 +246,7 @@ def count_zeros_fp32(parameters: torch.Tensor | Iterable[torch.Tensor]) -> int:
         >>> count_zeros_fp32([weight])
         2
     """
-    held = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
+    held = _with_gradients(parameters)
     by_groups: dict[tuple[dist.ProcessGroup, ...], list[torch.Tensor]] = {}
     for parameter in held:
         placement = placement_of(parameter)
@@ -241,6 +259,24 @@ def count_zeros_fp32(parameters: torch.Tensor | Iterable[torch.Tensor]) -> int:
         total += all_reduce_over(zeros, groups).cpu()
     peers = _pipeline_peers()
     return int(total if peers is None else all_reduce_over(total.to(peers.device), peers.groups))
+
+
+def note_loss_scale(optimizer: OptimizerWrapper) -> None:
+    """Remember an optimizer whose gradients are multiplied by a loss scale until they are measured or used."""
+    if not isinstance(optimizer.scaler, NoScaler):
+        _SCALED.add(optimizer)
+
+
+def _with_gradients(parameters: torch.Tensor | Iterable[torch.Tensor]) -> list[torch.Tensor]:
+    """The parameters as a list; refused if their gradients are elsewhere."""
+    held = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
+    if number := sum(map(has_master_weight, held)):
+        raise ConfigError(
+            "Gradients are measured and clipped where they are: of an optimizer with master weights, or with shards, "
+            f"in these. Found {number} parameters of the model, which have none. Write clip_grad_norm=... in the "
+            "config, or pass engine.optimizer.parameters after engine.optimizer.unscale_grad()."
+        )
+    return held
 
 
 def _pipeline_peers() -> Peers | None:

@@ -7,6 +7,8 @@ from colossal._src.comm import Channel, chunk_bounds
 from colossal._src.nn.layer.tp.sharding import find_mesh, tp_sharding_of
 from colossal._src.nn.loss.cross_entropy import local_targets
 
+_IGNORED = -100  # as of torch's cross_entropy
+
 
 class Accuracy:
     """Counts how many of all ranks' tokens have their largest logit at their target, on the ambient mesh.
@@ -48,11 +50,32 @@ class Accuracy:
             ShapeError: The targets do not fit the logits.
         """
         targets = local_targets(logits, targets, self.mesh)
-        right = (self._find(logits) == targets).sum()
+        return self._sum((self._find(logits) == targets).sum())
+
+    @torch.no_grad()
+    def count_targets(self, logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        """Count the targets of which some may be right: the number by which the count of a call is divided.
+
+        Args:
+            logits: As of a call.
+            targets: As of a call.
+
+        Returns:
+            The number of targets of all ranks' tokens that are not -100, an int64 scalar.
+
+        Raises:
+            ShapeError: The targets do not fit the logits.
+
+        Communication: on a grid all_reduce, its token axes, 8 bytes.
+        """
+        return self._sum((local_targets(logits, targets, self.mesh) != _IGNORED).sum())
+
+    def _sum(self, number: torch.Tensor) -> torch.Tensor:
+        """Add up over the ranks that have other tokens."""
         for axis in tp_sharding_of(self.mesh).tokens:
             assert self.mesh is not None
-            right = Channel(axis, self.mesh).all_reduce(right)
-        return right
+            number = Channel(axis, self.mesh).all_reduce(number)
+        return number
 
     def _find(self, logits: torch.Tensor) -> torch.Tensor:
         """The class of the largest logit of each token; of equal ones the first."""
