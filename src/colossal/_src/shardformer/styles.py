@@ -197,12 +197,14 @@ def _experts(module: nn.Module, context: StyleContext) -> nn.Module:
     mesh, experts = context.mesh, module
     if mesh.size("ep") > 1:
         return shard_experts(experts, mesh, context.expert_exchange)
+    _check_features(experts)
     up, down = experts.get_parameter("gate_up_proj"), experts.get_parameter("down_proj")
-    inner = up.shape[1] // 2
+    of_up, of_down = (2, 1) if getattr(experts, "is_transposed", False) else (1, 2)
+    inner = up.shape[of_up] // 2
     layouts = {
         # Gate and up projection are sharded each by itself, so that a rank has the same features of both.
-        "gate_up_proj": make_layout(mesh, tuple(up.shape), {1: ("tp",)}, {1: (inner, inner)}),
-        "down_proj": make_layout(mesh, tuple(down.shape), {2: ("tp",)}),
+        "gate_up_proj": make_layout(mesh, tuple(up.shape), {of_up: ("tp",)}, {of_up: (inner, inner)}),
+        "down_proj": make_layout(mesh, tuple(down.shape), {of_down: ("tp",)}),
     }
     for name, parameter in (("gate_up_proj", up), ("down_proj", down)):
         setattr(experts, name, make_param_shard(parameter, layouts[name], mesh))
@@ -211,6 +213,22 @@ def _experts(module: nn.Module, context: StyleContext) -> nn.Module:
     experts.register_forward_pre_hook(other.tokens.enter)
     experts.register_forward_hook(other.tokens.leave)
     return experts
+
+
+_PARTS_OF_EXPERTS = {"gate_up_proj", "down_proj"}
+_NOT_BY_FEATURES = {"is_concatenated": False, "has_gate": False, "has_bias": True, "has_post_expert_norm": True}
+
+
+def _check_features(experts: nn.Module) -> None:
+    """Reject experts whose results are not the sum of what ranks make of some of their features."""
+    odd = [f"{name}={value}" for name, value in _NOT_BY_FEATURES.items() if getattr(experts, name, None) is value]
+    odd += sorted({name for name, _ in experts.named_parameters()} ^ _PARTS_OF_EXPERTS)
+    if odd:
+        raise PlanError(
+            "The features of experts are sharded over tp where they have gate_up_proj, the gates before the others, "
+            f"and down_proj, and no other parameters. Found {type(experts).__name__}, with {', '.join(odd)} instead. "
+            "Pass ep_size as well, so that ranks have full experts, or use tp_size=1."
+        )
 
 
 def _experts_of_ep(module: nn.Module, context: StyleContext) -> nn.Module:
