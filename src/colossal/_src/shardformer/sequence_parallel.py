@@ -80,6 +80,12 @@ def shard_sequence(model: nn.Module, plan: ParallelPlan, sp_config: SequencePara
 
 def _check_layers(model: nn.Module, layers: Sequence[nn.Module], sp_config: SequenceParallelConfig) -> None:
     """Reject layers in which tokens meet otherwise than by attention, which is what gets those of all ranks."""
+    if len(set(layers)) < len(layers):
+        raise PlanError(
+            "Sequences are sharded before the first of a model's layers, and gathered after the last. Found "
+            f"{len(layers)} layers of {type(model).__name__}, of which some are one and the same module. Build a "
+            "module for each, which may share parameters: layer.weight = other.weight."
+        )
     config: Any = getattr(model, "config", None)
     text: Any = config.get_text_config() if hasattr(config, "get_text_config") else config
     kinds = [kind for kind in getattr(text, "layer_types", None) or () if kind not in _ONLY_ATTENTION_MIXES]

@@ -37,12 +37,11 @@ from torch import nn
 
 from colossal._src import comm
 from colossal._src.cluster import ParallelMesh
-from colossal._src.comm import Channel
 from colossal._src.nn.layer import Linear1D_Col, Linear1D_Row, VocabParallelEmbedding
 from colossal._src.nn.layer.tp import local_length, make_layout, make_param_shard
 from colossal._src.nn.moe import Exchange, shard_experts
 from colossal._src.shardformer.conv1d import Conv1DCol, Conv1DRow
-from colossal._src.shardformer.head_layers import HeadParallelEmbedding, ReplicatedKVLinear, materialize_parameter
+from colossal._src.shardformer.head_layers import HeadParallelEmbedding, ReplicatedKVLinear, sum_gradient
 from colossal.errors import PlanError
 
 
@@ -159,7 +158,7 @@ def _split_input(module: nn.Module, context: StyleContext) -> nn.Module:
 
 def _replicated_with_grad_allreduce(module: nn.Module, context: StyleContext) -> nn.Module:
     for parameter in (each for each in module.parameters(recurse=False) if each.requires_grad):
-        materialize_parameter(parameter).register_hook(Channel("tp", context.mesh).all_reduce)
+        sum_gradient(parameter, context.mesh)
     return module
 
 
