@@ -25,7 +25,7 @@ SOME = ("llama", "llama-tied", "gpt2", "bert", "mixtral")
 WORLDS: dict[str, tuple[int, dict[str, Any], Any, tuple[str, ...]]] = {
     "split_gather": (2, {"tp": 2}, "split_gather", OVER_TP),
     "ring": (2, {"tp": 2}, "ring", OVER_TP),
-    "all_to_all": (2, {"sp": 2}, "all_to_all", OF_REGISTRY),
+    "all_to_all": (2, {"sp": 2}, "all_to_all", (*OF_REGISTRY, "gpt-oss")),
     "ring_attn": (2, {"sp": 2}, "ring_attn", OF_REGISTRY),
     "all_to_all-tp": (4, {"sp": 2, "tp": 2}, "all_to_all", SOME),
     "ring_attn-tp": (4, {"sp": 2, "tp": 2}, "ring_attn", SOME),

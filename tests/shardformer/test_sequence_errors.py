@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 import torch
-from families import build, inputs_of
+import transformers
+from families import PAIRED, VOCAB, build, inputs_of
 
 from colossal.booster.plugin import HybridParallelPlugin
 from colossal.cluster import ParallelMesh
@@ -63,6 +64,45 @@ def test_images_cannot_be_padded(axes, mode) -> None:
         model = share("vit", axes, mode)
         with pytest.raises(UnsupportedError, match="Found images of 17 tokens.*tp_size or pp_size without"):
             model(**inputs_of("vit"))
+
+
+HYBRID: dict[str, Any] = {"layer_types": ["linear_attention", "full_attention"]}
+OTHERWISE: dict[str, tuple[str, dict[str, Any], Axes, str, str]] = {
+    "linear-attention": ("MiniMax", HYBRID, {"sp": 2}, "all_to_all", "with linear_attention, which would"),
+    "linear-attention-over-tp": ("MiniMax", HYBRID, {"tp": 2}, "split_gather", "with linear_attention, which would"),
+    "convolution": ("Qwen3Next", HYBRID, {"tp": 2}, "split_gather", "linear_attention, Conv1d, which would combine"),
+    "scale-by-position": ("Ministral3", {}, {"sp": 2}, "ring_attn", "llama_4_scaling_beta says. Use the mode 'split"),
+}
+
+
+@pytest.mark.parametrize("case", OTHERWISE)
+def test_layers_that_combine_tokens_otherwise_than_by_attention_are_refused(case) -> None:
+    name, sizes, axes, mode, text = OTHERWISE[case]
+    model = small(name, **sizes)
+    with fake_world(2), pytest.raises(PlanError, match=text):
+        ShardFormer(sharing_of(axes, mode)).optimize(model)
+
+
+@pytest.mark.parametrize(("axes", "mode"), [({"sp": 2}, "all_to_all"), ({"tp": 2}, "split_gather")])
+def test_layers_that_take_something_else_for_each_token_are_refused(axes, mode) -> None:
+    with fake_world(2):
+        model, _ = ShardFormer(sharing_of(axes, mode)).optimize(small("Gemma4Text", hidden_size_per_layer_input=16))
+        with pytest.raises(UnsupportedError, match=r"Gemma4TextDecoderLayer, that takes another tensor of \(2, 12, 16"):
+            model(**inputs_of("llama"))
+
+
+def small(name: str, **sizes: Any) -> Any:
+    experts = {"num_local_experts": 2, "num_experts": 2, "num_experts_per_tok": 1, "moe_intermediate_size": 32}
+    kind: Any = getattr(transformers, f"{name}Config")
+    given = PAIRED | {"head_dim": 16, "vocab_size_per_layer_input": VOCAB} | experts | sizes
+    return transformers.AutoModelForCausalLM.from_config(
+        kind(**{key: given[key] for key in given if key in dir(kind())})
+    )
+
+
+def sharing_of(axes: Axes, mode: Any) -> ShardConfig:
+    mesh = ParallelMesh(**axes)
+    return ShardConfig(mesh, enable_sequence_parallelism=True, sequence_parallelism_mode=mode)
 
 
 def test_dropout_in_a_ring_is_refused() -> None:

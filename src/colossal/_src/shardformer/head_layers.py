@@ -63,7 +63,7 @@ class ReplicatedKVLinear(nn.Module):
         self.product = ColumnParallel(mesh, native.in_features, native.out_features)
         for parameter in (each for each in native.parameters() if each.requires_grad):
             # A rank makes gradients for the head that it uses only, and all ranks keep all heads.
-            materialize_parameter(parameter).register_hook(Channel("tp", mesh).all_reduce)
+            sum_gradient(parameter, mesh)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Compute the head of this rank."""
@@ -71,9 +71,24 @@ class ReplicatedKVLinear(nn.Module):
         return self.product(x, self.weight[self._own], bias)
 
 
-def materialize_parameter(parameter: nn.Parameter) -> torch.Tensor:
-    """Materialize a replicated parameter: hooks registered on it would be lost if that happened later."""
-    return parameter.materialize() if isinstance(parameter, LazyTensor) else parameter
+@final
+class _SumOverRanks:
+    """A hook of a parameter, of whose gradient each rank has a part."""
+
+    def __init__(self, mesh: ParallelMesh) -> None:
+        self._channel = Channel("tp", mesh)
+
+    def __call__(self, grad: torch.Tensor) -> torch.Tensor:
+        return self._channel.all_reduce(grad)
+
+
+def sum_gradient(parameter: nn.Parameter, mesh: ParallelMesh) -> None:
+    """Sum the gradient of a replicated parameter up over tp: once, however many layers share it."""
+    # hooks registered on a lazy one would be lost when it is materialized later
+    real = parameter.materialize() if isinstance(parameter, LazyTensor) else parameter
+    hooks = real._backward_hooks or {}  # noqa: SLF001 (torch has no public name for them)
+    if not any(isinstance(hook, _SumOverRanks) for hook in hooks.values()):
+        real.register_hook(_SumOverRanks(mesh))
 
 
 @final

@@ -17,7 +17,8 @@ from colossal._src.shardformer.shard_config import SequenceParallelConfig
 from colossal.errors import PlanError, UnsupportedError
 
 _numbers = itertools.count()
-_REFUSED_BY_RING = ("softcap", "s_aux", "position_bias")
+_SINKS = "s_aux"  # one for each head
+_REFUSED_BY_RING = ("softcap", _SINKS, "position_bias")
 _IMPLEMENTATIONS_OF_RING = ("sdpa", "eager", "flash_attention_2")
 
 
@@ -107,7 +108,10 @@ class Ulysses:
             key, value = (each.repeat_interleave(groups, 1) for each in (key, value))
             groups = 1
         query, key, value = self._to_heads(query, key, value)
-        out, _ = self._function_of(module)(_Grouped(module, groups), query, key, value, attention_mask, **kwargs)
+        seen: dict[str, Any] = {"num_key_value_groups": groups}
+        if kwargs.get(_SINKS) is not None:  # eager attention takes them from the layer
+            kwargs[_SINKS] = seen["sinks"] = kwargs[_SINKS].chunk(size)[self._mesh.rank("sp")]
+        out, _ = self._function_of(module)(_AsSeen(module, **seen), query, key, value, attention_mask, **kwargs)
         return comm.all_to_all(out, "sp", 1, 2, self._mesh), None
 
     def _to_heads(self, *parts: torch.Tensor) -> list[torch.Tensor]:
@@ -128,11 +132,12 @@ class Ulysses:
 
 
 @final
-class _Grouped:
-    """An attention layer, as its function sees it, in which so many heads of queries use one of keys."""
+class _AsSeen:
+    """An attention layer, as its function sees it: with attributes for the heads of this rank."""
 
-    def __init__(self, module: nn.Module, groups: int) -> None:
-        self._module, self.num_key_value_groups = module, groups
+    def __init__(self, module: nn.Module, **attributes: Any) -> None:
+        self._module = module
+        vars(self).update(attributes)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._module, name)

@@ -1,6 +1,6 @@
 """Shards the sequences of a model over ranks before its layers, and gathers them after the layers."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, final
 
@@ -28,6 +28,9 @@ from colossal.errors import PlanError, ShapeError, UnsupportedError
 _STATES = "hidden_states"
 _POSITIONS = "position_embeddings"
 _NUM_DIMS = 3
+_SCALE_BY_POSITION = "llama_4_scaling_beta"  # of rope_parameters
+_ONLY_ATTENTION_MIXES = ("full_attention", "sliding_attention", "chunked_attention", "moe", "sparse", "dense")
+"""Of the names that transformers has for kinds of layers."""
 
 
 def shard_sequence(model: nn.Module, plan: ParallelPlan, sp_config: SequenceParallelConfig, keep_sharded: bool) -> None:
@@ -50,6 +53,7 @@ def shard_sequence(model: nn.Module, plan: ParallelPlan, sp_config: SequencePara
     base = base_model_of(model)
     layers: Any = base.get_submodule(plan.stages.layers)
     here = [layer for layer in layers if next(layer.parameters(), None) is not None]
+    _check_layers(model, here, sp_config)
     if sp_config.is_over_tp:
         shard_activations(base, here, plan, sp_config)
     else:
@@ -72,6 +76,32 @@ def shard_sequence(model: nn.Module, plan: ParallelPlan, sp_config: SequencePara
         for pattern, style in plan.head_styles.items():
             for _, head in find_modules(model, f"?{pattern}") if style == "lm_head" else ():
                 head.register_forward_pre_hook(lambda _head, args: (sp_config.sharding.split(args[0]), *args[1:]))
+
+
+def _check_layers(model: nn.Module, layers: Sequence[nn.Module], sp_config: SequenceParallelConfig) -> None:
+    """Reject layers in which tokens meet otherwise than by attention, which is what gets those of all ranks."""
+    if len(set(layers)) < len(layers):
+        raise PlanError(
+            "Sequences are sharded before the first of a model's layers, and gathered after the last. Found "
+            f"{len(layers)} layers of {type(model).__name__}, of which some are one and the same module. Build a "
+            "module for each, which may share parameters: layer.weight = other.weight."
+        )
+    config: Any = getattr(model, "config", None)
+    text: Any = config.get_text_config() if hasattr(config, "get_text_config") else config
+    kinds = [kind for kind in getattr(text, "layer_types", None) or () if kind not in _ONLY_ATTENTION_MIXES]
+    kinds += [type(each).__name__ for layer in layers for each in layer.modules() if isinstance(each, nn.Conv1d)]
+    if kinds:
+        raise PlanError(
+            "Sequences are sharded where only attention combines tokens, as it gets those of all ranks. Found "
+            f"{type(model).__name__} with {', '.join(dict.fromkeys(kinds))}, which would combine those of one rank. "
+            "Use tp_size or pp_size without sequence parallelism."
+        )
+    if not sp_config.is_over_tp and (getattr(text, "rope_parameters", None) or {}).get(_SCALE_BY_POSITION) is not None:
+        raise PlanError(
+            f"In the mode {sp_config.mode!r} layers get rotary embeddings for their rank's tokens. Found "
+            f"{type(model).__name__}, which scales queries by positions too, as {_SCALE_BY_POSITION} says. Use the "
+            "mode 'split_gather' with tp_size."
+        )
 
 
 def _refuse_inputs(is_over_tp: bool, model: nn.Module, _args: Any, kwargs: Mapping[str, Any]) -> None:
@@ -117,13 +147,14 @@ class _ShardHiddenStates:
         self._sp_config, self._is_first, self._has_images = sp_config, is_first, has_images
 
     def __call__(
-        self, _layer: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+        self, layer: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         given = dict(kwargs)
-        if self._is_first and args:
-            args = self._local_tokens(args[0]), *args[1:]
-        elif self._is_first:
-            given[_STATES] = self._local_tokens(given[_STATES])
+        if self._is_first:
+            states = args[0] if args else given[_STATES]
+            own = self._local_tokens(states)
+            _refuse_other_states(layer, states, [*args, *given.values()])
+            args, given = ((own, *args[1:]), given) if args else (args, given | {_STATES: own})
         # Over tp, attention gets all tokens again, and needs all positions with them.
         if not self._sp_config.is_over_tp and given.get(_POSITIONS) is not None:
             given[_POSITIONS] = tuple(self._sp_config.sharding.split(each) for each in given[_POSITIONS])
@@ -149,6 +180,18 @@ class _ShardHiddenStates:
         if not self._sp_config.is_over_tp:
             return own
         return comm.scatter(states, "tp", 1, sharding.mesh)
+
+
+def _refuse_other_states(layer: nn.Module, states: torch.Tensor, given: Sequence[Any]) -> None:
+    """Refuse what a layer combines with hidden states, token by token, as it has those of all ranks."""
+    others = [each for each in given if isinstance(each, torch.Tensor) and each is not states]
+    found = [each for each in others if each.is_floating_point() and each.dim() == _NUM_DIMS]
+    if shape := next((tuple(each.shape) for each in found if each.shape[:2] == states.shape[:2]), None):
+        raise UnsupportedError(
+            "Sequences are sharded where layers take hidden states alone. Found a layer, "
+            f"{type(layer).__name__}, that takes another tensor of {shape} for tokens of all ranks. Use tp_size or "
+            "pp_size without sequence parallelism."
+        )
 
 
 @final

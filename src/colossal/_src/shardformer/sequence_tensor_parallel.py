@@ -7,7 +7,7 @@ Source: Korthikanti et al., "Reducing Activation Recomputation in Large Transfor
 https://arxiv.org/abs/2205.05198.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, final
 
@@ -20,7 +20,7 @@ from colossal._src.cluster import ParallelMesh
 from colossal._src.comm import Channel, ring_all_gather, ring_reduce_scatter
 from colossal._src.nn.layer.tp import ColumnParallel, RowParallel
 from colossal._src.nn.moe import ExpertParallel, Router
-from colossal._src.shardformer.head_layers import materialize_parameter
+from colossal._src.shardformer.head_layers import sum_gradient
 from colossal._src.shardformer.input_gradients import InputCache, MergedInputGradient
 from colossal._src.shardformer.shard_config import SequenceParallelConfig
 from colossal._src.shardformer.styles import ExpertTokens
@@ -130,7 +130,7 @@ def shard_activations(
             "does not name it. Use the mode 'all_to_all' or 'ring_attn' with sp_size, or pass a ParallelPlan with "
             "attention."
         )
-    attention = [module for _, module in find_modules(base, f"?{plan.attention}")]
+    attention = dict.fromkeys(module for _, module in find_modules(base, f"?{plan.attention}"))
     inside = {each for module in attention for each in module.modules()}
     for module in attention:
         _gather_around(module, mesh)
@@ -138,7 +138,17 @@ def shard_activations(
     for layer in layers:
         for parent in layer.modules():
             _divide_products(parent, inside, mesh, is_ring)
-        _sum_gradients(layer, inside, mesh)
+    summed = {parameter: name for layer in layers for name, parameter in _of_own_tokens(layer, inside)}
+    own = {module for layer in layers for module in layer.modules()}
+    for name, parameter in base.named_parameters(remove_duplicate=False):
+        if parameter in summed and base.get_submodule(name.rpartition(".")[0]) not in own:
+            raise PlanError(
+                f"In the mode {sp_config.mode!r} gradients of layers are sums over ranks, each of which has some "
+                f"tokens. Found that {name}, which gets all tokens, is the {summed[parameter]} of a layer too. Use the "
+                "mode 'all_to_all' with sp_size, or a parameter of its own for each."
+            )
+    for parameter in summed:
+        sum_gradient(parameter, mesh)
 
 
 def shard_tokens(layer: nn.Module, dim: int = 1, is_ring: bool = False) -> None:
@@ -230,12 +240,12 @@ class _GatherStates:
         return args, {**kwargs, _STATES: self._gather(kwargs[_STATES])}
 
 
-def _sum_gradients(layer: nn.Module, inside: set[nn.Module], mesh: ParallelMesh) -> None:
-    """Sum up the gradients of what every rank has, and uses for its own tokens only."""
-    for module in layer.modules():
+def _of_own_tokens(layer: nn.Module, inside: set[nn.Module]) -> Iterator[tuple[str, nn.Parameter]]:
+    """Find what every rank has, and uses for its own tokens only."""
+    for path, module in layer.named_modules():
         if module in inside and not isinstance(getattr(module, "product", None), RowParallel):
             continue
         layouts = getattr(module, "layouts", {})
         for name, parameter in module.named_parameters(recurse=False):
             if parameter.requires_grad and not (name in layouts and any(layouts[name].dims)):
-                materialize_parameter(parameter).register_hook(Channel("tp", mesh).all_reduce)
+                yield f"{path}.{name}", parameter

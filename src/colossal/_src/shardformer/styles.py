@@ -37,12 +37,11 @@ from torch import nn
 
 from colossal._src import comm
 from colossal._src.cluster import ParallelMesh
-from colossal._src.comm import Channel
 from colossal._src.nn.layer import Linear1D_Col, Linear1D_Row, VocabParallelEmbedding
 from colossal._src.nn.layer.tp import local_length, make_layout, make_param_shard
 from colossal._src.nn.moe import Exchange, shard_experts
 from colossal._src.shardformer.conv1d import Conv1DCol, Conv1DRow
-from colossal._src.shardformer.head_layers import HeadParallelEmbedding, ReplicatedKVLinear, materialize_parameter
+from colossal._src.shardformer.head_layers import HeadParallelEmbedding, ReplicatedKVLinear, sum_gradient
 from colossal.errors import PlanError
 
 
@@ -159,7 +158,7 @@ def _split_input(module: nn.Module, context: StyleContext) -> nn.Module:
 
 def _replicated_with_grad_allreduce(module: nn.Module, context: StyleContext) -> nn.Module:
     for parameter in (each for each in module.parameters(recurse=False) if each.requires_grad):
-        materialize_parameter(parameter).register_hook(Channel("tp", context.mesh).all_reduce)
+        sum_gradient(parameter, context.mesh)
     return module
 
 
@@ -197,12 +196,14 @@ def _experts(module: nn.Module, context: StyleContext) -> nn.Module:
     mesh, experts = context.mesh, module
     if mesh.size("ep") > 1:
         return shard_experts(experts, mesh, context.expert_exchange)
+    _check_features(experts)
     up, down = experts.get_parameter("gate_up_proj"), experts.get_parameter("down_proj")
-    inner = up.shape[1] // 2
+    of_up, of_down = (2, 1) if getattr(experts, "is_transposed", False) else (1, 2)
+    inner = up.shape[of_up] // 2
     layouts = {
         # Gate and up projection are sharded each by itself, so that a rank has the same features of both.
-        "gate_up_proj": make_layout(mesh, tuple(up.shape), {1: ("tp",)}, {1: (inner, inner)}),
-        "down_proj": make_layout(mesh, tuple(down.shape), {2: ("tp",)}),
+        "gate_up_proj": make_layout(mesh, tuple(up.shape), {of_up: ("tp",)}, {of_up: (inner, inner)}),
+        "down_proj": make_layout(mesh, tuple(down.shape), {of_down: ("tp",)}),
     }
     for name, parameter in (("gate_up_proj", up), ("down_proj", down)):
         setattr(experts, name, make_param_shard(parameter, layouts[name], mesh))
@@ -211,6 +212,22 @@ def _experts(module: nn.Module, context: StyleContext) -> nn.Module:
     experts.register_forward_pre_hook(other.tokens.enter)
     experts.register_forward_hook(other.tokens.leave)
     return experts
+
+
+_PARTS_OF_EXPERTS = {"gate_up_proj", "down_proj"}
+_NOT_BY_FEATURES = {"is_concatenated": False, "has_gate": False, "has_bias": True, "has_post_expert_norm": True}
+
+
+def _check_features(experts: nn.Module) -> None:
+    """Reject experts whose results are not the sum of what ranks make of some of their features."""
+    odd = [f"{name}={value}" for name, value in _NOT_BY_FEATURES.items() if getattr(experts, name, None) is value]
+    odd += sorted({name for name, _ in experts.named_parameters()} ^ _PARTS_OF_EXPERTS)
+    if odd:
+        raise PlanError(
+            "The features of experts are sharded over tp where they have gate_up_proj, the gates before the others, "
+            f"and down_proj, and no other parameters. Found {type(experts).__name__}, with {', '.join(odd)} instead. "
+            "Pass ep_size as well, so that ranks have full experts, or use tp_size=1."
+        )
 
 
 def _experts_of_ep(module: nn.Module, context: StyleContext) -> nn.Module:
