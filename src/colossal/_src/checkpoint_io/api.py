@@ -13,8 +13,7 @@ from colossal._src.checkpoint_io.checkpoint_group import CheckpointGroup, Single
 from colossal._src.checkpoint_io.content import MIB, Content, Entry, ParameterContent, extract_tensors, plan_files
 from colossal._src.checkpoint_io.destination import Destination, ShardedDestination, SingleFileDestination
 from colossal._src.checkpoint_io.file_writers import FileWriter, SafetensorsWriter
-from colossal._src.checkpoint_io.index_and_names import OPTIMIZER, full_path
-from colossal._src.checkpoint_io.loading import OPTIMIZER_KINDS, checked_schedule, opened_model, opened_optimizer
+from colossal._src.checkpoint_io.index_and_names import OLD_OPTIMIZER, OPTIMIZER, full_path
 from colossal._src.checkpoint_io.optimizer_state import OptimizerState, plain_of
 from colossal._src.checkpoint_io.save_queue import SaveQueue
 from colossal._src.checkpoint_io.source import Source, read_plain
@@ -131,6 +130,8 @@ class CheckpointIO:
         Communication: for `ProcessGroupIO` five times all_gather_object, the group, a few bytes, and 16 bytes for each
         replicated tensor of a rank; for `SingleProcessIO` none.
         """
+        from colossal._src.checkpoint_io.loading import opened_model
+
         _check_threads(num_threads)
         self._save_queue.wait_until_saved()
         options = {"mmap": low_cpu_mem_mode, "num_threads": num_threads, "member": self._member}
@@ -192,7 +193,7 @@ class CheckpointIO:
         """
         _require_full_tensors(gather_dtensor)
         path, names = full_path(checkpoint, use_async), OPTIMIZER.with_prefix(prefix)
-        rivals = [kind.with_prefix(prefix) for kind in OPTIMIZER_KINDS]
+        rivals = [kind.with_prefix(prefix) for kind in (OPTIMIZER, OLD_OPTIMIZER)]
 
         def collect_content() -> Content:
             return OptimizerState(optimizer, self._writers.rank).content(self._writers.ranks)
@@ -234,6 +235,8 @@ class CheckpointIO:
         Communication: for `ProcessGroupIO` four times all_gather_object, the group, a few bytes; for
         `SingleProcessIO` none.
         """
+        from colossal._src.checkpoint_io.loading import opened_optimizer
+
         _check_threads(num_threads)
         self._save_queue.wait_until_saved()
         options = {"mmap": low_cpu_mem_mode, "num_threads": num_threads, "member": self._member}
@@ -268,6 +271,8 @@ class CheckpointIO:
         Communication: for `ProcessGroupIO` five times all_gather_object, the group, a few bytes; for
         `SingleProcessIO` none.
         """
+        from colossal._src.checkpoint_io.loading import checked_schedule
+
         checked_schedule(self._writers, lr_scheduler, self.load_plain(checkpoint), checkpoint)()
 
     def save_plain(self, state: Callable[[], Any], checkpoint: str | Path, use_async: bool = False) -> None:

@@ -18,7 +18,6 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from colossal._src.checkpoint_io.api import CheckpointIO
 from colossal._src.checkpoint_io.index_and_names import full_path, listing
-from colossal._src.checkpoint_io.loading import checked_schedule, opened_model, opened_optimizer
 from colossal._src.checkpoint_io.save_queue import wait_for_saves
 from colossal._src.checkpoint_io.staging import sync
 from colossal._src.cluster import AXES
@@ -122,6 +121,8 @@ class CheckpointManager:
         return there[-1] if there else None
 
     def _load(self, path: Path, model: nn.Module, optimizer: Any, lr_scheduler: Any, dataloader: Any) -> int:
+        from colossal._src.checkpoint_io.loading import checked_schedule, opened_model, opened_optimizer
+
         io = self._io
         progress = io.load_plain(path / _PROGRESS)
         if dataloader is not None and _DATA not in progress:
