@@ -40,6 +40,8 @@ def read(path: Path, tokenizer: Any, length: int, *, pack: bool) -> list[Sample]
                 samples += _tokenize(row, tokenizer)
             except Exception as error:  # a chat template raises what it likes
                 raise ConfigError(f"{error}\nFound at {where}.") from error
+    # nothing predicts the first token of a sample: in a window it would be the end of the sample before
+    samples = [(ids, [IGNORED, *labels[1:]][: len(ids)]) for ids, labels in samples]
     if pack:
         samples = list(_windows(samples, length))
     return [(ids[:length], labels[:length]) for ids, labels in samples]
@@ -82,7 +84,9 @@ def _check_row(row: Any, where: str) -> None:
             f"Text, prompt and completion are strings. Found {texts} in {where}. Leave the line out, or write a string."
         )
     messages = row["messages"] if "messages" in forms[0] else []
-    if not isinstance(messages, list) or not all({"role", "content"} <= set(each) for each in messages):
+    if not isinstance(messages, list) or not all(
+        isinstance(each, dict) and {"role", "content"} <= each.keys() for each in messages
+    ):
         raise ConfigError(f"Each of the messages has role and content. Found others in {where}. Rename their keys.")
     roles = {message["role"]: None for message in messages}
     if "assistant" not in roles and not roles.keys() <= {"system", "developer", "user", "tool"}:
@@ -105,7 +109,7 @@ def _tokenize(row: Mapping[str, Any], tokenizer: Any) -> list[Sample]:
     if "text" in row:
         ids = tokenizer(row["text"], verbose=False).input_ids  # long ones are cut later
         ids = ids if end and ids[-1:] == end else [*ids, *end]  # some tokenizers have added it
-        return [(ids, [IGNORED, *ids[1:]])]  # with packing, the sample before does not predict it
+        return [(ids, ids)]
     prompt, alone = (
         tokenizer(row["prompt"], add_special_tokens=each, verbose=False).input_ids for each in (True, False)
     )

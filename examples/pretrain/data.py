@@ -30,12 +30,18 @@ class Windows(Dataset[Sample]):
         length: Tokens of a window; those at the end of a file that do not fill one are left out.
 
     Raises:
-        ConfigError: No file fills a window.
+        ConfigError: There is no `tokens.json`, or no file fills a window.
     """
 
     def __init__(self, folder: Path, length: int) -> None:
+        if not (folder / "tokens.json").exists():
+            raise ConfigError(
+                f"A folder of token files has tokens.json, which says what they are. Found no tokens.json in {folder}. "
+                "Pass the --output of prepare.py, which writes it last: run it again if it was stopped."
+            )
         self.info: dict[str, Any] = json.loads((folder / "tokens.json").read_text(encoding="utf-8"))
-        files = [np.memmap(path, dtype=self.info["dtype"], mode="r") for path in sorted(folder.glob("*.bin"))]
+        paths = [path for path in sorted(folder.glob("*.bin")) if path.stat().st_size]  # an empty file has no map
+        files = [np.memmap(path, dtype=self.info["dtype"], mode="r") for path in paths]
         self._files = [file[: len(file) // length * length].reshape(-1, length) for file in files]
         if not any(map(len, self._files)):
             raise ConfigError(
@@ -98,10 +104,18 @@ class Images(Dataset[Sample]):
 
     Args:
         folder: Has `images.npy`, uint8 (images, channels, height, width), and `labels.npy`, an integer for each.
+
+    Raises:
+        ConfigError: There are not as many labels as images.
     """
 
     def __init__(self, folder: Path) -> None:
         self.images, self.labels = (np.load(folder / f"{name}.npy", mmap_mode="r") for name in ("images", "labels"))
+        if len(self.images) != len(self.labels):
+            raise ConfigError(
+                f"Each image has a label. Found {len(self.images)} images and {len(self.labels)} labels in {folder}. "
+                "Write images.npy and labels.npy anew, together."
+            )
 
     def __len__(self) -> int:
         return len(self.labels)

@@ -63,7 +63,7 @@ def prepare(paths: Iterable[Path], tokenizer_dir: Path, folder: Path, name: str 
         The number of tokens.
 
     Raises:
-        ConfigError: A file is no text, or a line of JSONL has none.
+        ConfigError: A file is no text, a line of JSONL has none, or the folder has files of another tokenizer.
     """
     tokenizer: Any = AutoTokenizer.from_pretrained(tokenizer_dir)
     end = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
@@ -75,17 +75,31 @@ def prepare(paths: Iterable[Path], tokenizer_dir: Path, folder: Path, name: str 
         "mask_token": tokenizer.mask_token_id,
         "special_tokens": tokenizer.all_special_ids,
     }
+    _check_folder(folder, name, info)
     tokenizer.save_pretrained(folder)
-    number = 0
-    with (folder / f"{name}.bin").open("wb") as file:
+    number, unfinished = 0, folder / f"{name}.bin.tmp"
+    with unfinished.open("wb") as file:
         documents = _documents(paths)
         while texts := list(islice(documents, _DOCUMENTS_AT_ONCE)):
             for ids in tokenizer(texts, verbose=False).input_ids:
                 ids = ids if end and ids[-1:] == end else ids + end  # noqa: PLW2901 (some tokenizers have added it)
                 np.array(ids, dtype=info["dtype"]).tofile(file)
                 number += len(ids)
+    # only now: a part of the corpus under this name would be trained on as if it were everything
+    unfinished.replace(folder / f"{name}.bin")
     (folder / "tokens.json").write_text(json.dumps(info), encoding="utf-8")
     return number
+
+
+def _check_folder(folder: Path, name: str, info: dict[str, Any]) -> None:
+    """Refuse to write next to files of another tokenizer: their tokens would be read as those of this one."""
+    others = [path.name for path in sorted(folder.glob("*.bin")) if path.stem != name]
+    known = folder / "tokens.json"
+    if others and known.exists() and json.loads(known.read_text(encoding="utf-8")) != info:
+        raise ConfigError(
+            f"All token files of a folder are of one tokenizer. Found {', '.join(others)} of another one in {folder}. "
+            "Pass another --output, or delete them."
+        )
 
 
 def main() -> None:

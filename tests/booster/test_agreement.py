@@ -1,6 +1,7 @@
 # pyright: reportArgumentType=false
 """Ranks that boost different models, optimizers, plugins or precisions are told so, all of them, before they train."""
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -45,13 +46,19 @@ class Program:
     plugin: Callable[[], Any] = TorchDDPPlugin
     precision: str | None = None
     mesh: dict[str, int] = field(default_factory=dict)
+    loader: dict[str, Any] = field(default_factory=dict)
 
     def run(self) -> None:
         with ParallelMesh(**self.mesh):
             model = self.model()
             trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
             booster = Booster(device="cpu", plugin=self.plugin(), mixed_precision=self.precision)
-            booster.boost(model, self.optimizer(trained))
+            loader = None
+            if self.loader:
+                length = self.loader.get("length", 8)
+                options = {name: value for name, value in self.loader.items() if name != "length"}
+                loader = booster.plugin.prepare_dataloader(torch.arange(length), **{"batch_size": 2} | options)
+            booster.boost(model, self.optimizer(trained), dataloader=loader)
 
 
 def groups(parameters: list[nn.Parameter], sizes: tuple[int, ...]) -> torch.optim.Optimizer:
@@ -93,6 +100,24 @@ def boost_other_on_the_last_rank(usual: Program, other: Program) -> str:
     except ConfigError as error:
         return str(error)
     return ""
+
+
+LOADERS: dict[str, dict[str, Any]] = {  # ranks would read samples twice, or one of them fewer batches
+    r"seed of the data loader \(0 on rank 0, 1 on rank 1\)": {"seed": 1},
+    r"seed of the data loader \(0 on rank 0, None on rank 1\)": {"shuffle": False},
+    r"length of the data loader \(8 on rank 0, 10 on rank 1\)": {"length": 10},
+    r"batch_size of the data loader \(2 on rank 0, 1 on rank 1\)": {"batch_size": 1},
+    r"drop_last of the data loader \(False on rank 0, True on rank 1\)": {"drop_last": True},
+}
+
+
+@pytest.mark.parametrize("match", LOADERS)
+def test_loaders_that_differ_are_named_on_all_ranks(match: str) -> None:
+    usual = {"shuffle": True, "seed": 0}
+    programs = Program(loader=usual), Program(loader=usual | LOADERS[match])
+    for found in run_threads(boost_other_on_the_last_rank, 2, *programs):
+        assert re.search(match, found)
+    assert run_threads(boost_other_on_the_last_rank, 2, *programs[:1] * 2) == ["", ""]
 
 
 @pytest.mark.parametrize("what", DIFFERENT)

@@ -101,6 +101,15 @@ def test_generators_of_a_worker_draw_different_numbers() -> None:
     assert len(drawn.unique()) == drawn.numel()
 
 
+def test_workers_of_a_resumed_run_draw_what_those_of_the_uninterrupted_one_draw() -> None:
+    with fake_world(2):
+        loader, other = (TorchDDPPlugin().prepare_dataloader(Rolls(), 1, num_workers=1) for _ in range(2))
+        first, position, second = torch.cat(list(loader)), loader.state_dict(), torch.cat(list(loader))
+        other.load_state_dict(position)
+        assert torch.equal(torch.cat(list(other)), second)
+    assert (first != second).all()
+
+
 def read_on_two_ranks(read: Callable[[Any, int, Any], list[Any]], **options: Any) -> list[list[list[int]]]:
     """Let a program read on each of two ranks; return what both read in each epoch."""
     ranks = []
@@ -152,10 +161,28 @@ def test_epochs_that_are_left_early_have_new_orders() -> None:
     assert len({tuple(each) for each in firsts}) == 3
 
 
+def test_set_epoch_after_resuming_goes_on_in_that_epoch_and_begins_others() -> None:
+    with fake_world(1):
+        plugin = TorchDDPPlugin()
+        loader = plugin.prepare_dataloader(torch.arange(16), 4, shuffle=True)
+        epochs = [[batch.tolist() for batch in loader] for _ in range(3)]
+        for epoch, num_read in ((1, 1), (0, 0), (2, 0)):
+            for is_looked_at in (False, True):
+                loader = plugin.prepare_dataloader(torch.arange(16), 4, shuffle=True)
+                loader.load_state_dict({"epoch": 1, "samples": 4})
+                if is_looked_at:
+                    next(iter(loader))
+                loader.sampler.set_epoch(epoch)
+                assert [batch.tolist() for batch in loader] == epochs[epoch][num_read:]
+
+
 @pytest.mark.parametrize(
     ("dataset", "batch", "options", "error", "message"),
     [
         (range(4), 0, {}, ConfigError, "Found batch_size=0"),
+        (range(4), None, {}, ConfigError, "Found batch_size=None"),
+        (range(4), 2.0, {}, ConfigError, "Found batch_size=2.0"),
+        (Dataset(), 2, {}, ConfigError, "Found Dataset without __len__"),
         (range(4), 2, {"sampler": None}, ConfigError, "Found sampler"),
         (range(4), 2, {"generator": torch.Generator()}, ConfigError, "Pass seed=generator.initial_seed"),
         (range(0), 2, {"shuffle": True}, ConfigError, "Found an empty range"),

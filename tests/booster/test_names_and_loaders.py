@@ -2,6 +2,7 @@
 """What a loader must divide, what files are called, and what compiled models are saved as."""
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,9 @@ from torch.utils.data import (
     DistributedSampler,
     IterableDataset,
     SequentialSampler,
+    SubsetRandomSampler,
     TensorDataset,
+    WeightedRandomSampler,
 )
 
 from colossal.booster import Booster
@@ -49,6 +52,26 @@ def test_a_batch_sampler_does_not_hide_a_sampler_of_the_whole_dataset() -> None:
     loader = DataLoader(DATA, batch_sampler=BatchSampler(SequentialSampler(DATA), 2, drop_last=False))
     with fake_world(2), pytest.raises(ConfigError, match="SequentialSampler"):
         Booster(device="cpu", plugin=TorchDDPPlugin()).boost(nn.Linear(1, 1), dataloader=loader)
+
+
+def test_a_sampler_of_another_number_of_ranks_is_refused() -> None:
+    hybrid = partial(HybridParallelPlugin, 1, 2, num_microbatches=1, precision="fp32")
+    cases = [(3, {}, TorchDDPPlugin), (2, {"pp": 2}, hybrid)]  # ranks that split a model read the same samples
+    for size, mesh, plugin in cases:
+        batches = BatchSampler(DistributedSampler(DATA, 2, 0), 2, drop_last=False)
+        for loader in (sampled(), DataLoader(DATA, batch_sampler=batches)):
+            with fake_world(size), ParallelMesh(**mesh), pytest.raises(ConfigError, match="Found a DistributedSampler"):
+                Booster(device="cpu", plugin=plugin()).boost(nn.Linear(1, 1), dataloader=loader)
+
+
+@pytest.mark.parametrize("sampler", [WeightedRandomSampler([1.0] * 8, 8), SubsetRandomSampler(range(4))])
+def test_samplers_that_may_draw_the_same_on_all_ranks_are_warned_of(sampler: Any, capfd: Any) -> None:
+    for size in (1, 2):
+        with fake_world(size):
+            booster = Booster(device="cpu", plugin=TorchDDPPlugin())
+            booster.boost(nn.Linear(1, 1), dataloader=DataLoader(DATA, sampler=sampler))
+        found = f"{type(sampler).__name__} must draw other samples on each" in "".join(capfd.readouterr())
+        assert found is (size > 1)
 
 
 def test_loaders_that_divide_or_may_divide_are_accepted() -> None:

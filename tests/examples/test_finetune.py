@@ -180,6 +180,7 @@ class TokenizerOfOneToken:
         (['{"text": "a"}', '{"text": '], r"Found Expecting value: .* in .*:2\."),
         (['{"text": null}'], r"Found \[None\] in .*:1\."),
         (['{"messages": [{"from": "human", "value": "a"}]}'], r"role and content\. Found others in .*:1\."),
+        (['{"messages": [3]}'], r"role and content\. Found others in .*:1\."),
     ],
 )
 def test_lines_that_are_no_samples_are_named(lines: list[str], message: str, tmp_path: Path) -> None:

@@ -120,3 +120,58 @@ def test_a_corpus_shorter_than_a_window_is_refused(folder, tmp_path) -> None:
     (tmp_path / "tokens.bin").unlink()
     with pytest.raises(ConfigError, match="Found 0 tokens in 0 files"):
         windows(tmp_path, 4)
+
+
+def test_a_sample_is_not_predicted_from_the_one_before_it(folder, tmp_path) -> None:
+    rows = [{"text": ""}, {"text": "one two"}, {"prompt": "", "completion": "three"}]
+    rows += [{"messages": [{"role": "assistant", "content": "four"}]}]
+    path = write(tmp_path / "a.jsonl", *rows)
+
+    class Endless:
+        """The tokenizer, of which texts have no end: an empty one has no token."""
+
+        eos_token_id = None
+
+        def __init__(self, tokenizer: Any) -> None:
+            self._tokenizer = tokenizer
+
+        def __call__(self, *args: Any, **options: Any) -> Any:
+            return self._tokenizer(*args, **options)
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._tokenizer, name)
+
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    for each in (tokenizer, Endless(tokenizer)):
+        samples = finetuning.read(path, each, 100, pack=False)
+        assert all(labels == [finetuning.IGNORED, *ids[1:]][: len(ids)] for ids, labels in samples)
+        (ids, labels), *_ = finetuning.read(path, each, sum(len(ids) for ids, _ in samples), pack=True)
+        assert ids == [token for sample, _ in samples for token in sample]
+        assert labels == [label for _, sample in samples for label in sample]
+
+
+def test_tokens_that_are_not_all_or_of_another_tokenizer_are_not_trained_on(folder, tmp_path) -> None:
+    good, bad = (
+        write(tmp_path / "good.jsonl", {"text": "hello"}),
+        write(tmp_path / "bad.jsonl", {"text": "a"}, {"x": 1}),
+    )
+    out = tmp_path / "out"
+    pretraining.prepare([good], folder, out)
+    tokens = (out / "tokens.bin").read_bytes()
+    for name in ("tokens", "more"):
+        with pytest.raises(ConfigError, match="an object with x"):
+            pretraining.prepare([bad], folder, out, name)
+    assert [(path.name, path.read_bytes()) for path in out.glob("*.bin")] == [("tokens.bin", tokens)]
+    info = json.loads((out / "tokens.json").read_text()) | {"vocab_size": 70000, "dtype": "uint32"}
+    (out / "tokens.json").write_text(json.dumps(info))
+    with pytest.raises(ConfigError, match=r"Found tokens\.bin of another one in .* Pass another --output"):
+        pretraining.prepare([good], folder, out, "more")
+    with pytest.raises(ConfigError, match="Found no tokens.json"):
+        importlib.import_module("examples.pretrain.data").Windows(tmp_path, 4)
+
+
+def test_images_and_labels_must_be_as_many(tmp_path) -> None:
+    for name, shape in (("images", (3, 1, 2, 2)), ("labels", (4,))):
+        np.save(tmp_path / f"{name}.npy", np.zeros(shape, dtype=np.uint8))
+    with pytest.raises(ConfigError, match="Found 3 images and 4 labels"):
+        importlib.import_module("examples.pretrain.data").Images(tmp_path)

@@ -6,7 +6,16 @@ from typing import Any
 import torch
 from torch import nn
 from torch.optim.lr_scheduler import LRScheduler
-from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, SequentialSampler
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    DistributedSampler,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+)
 
 from colossal._src._dtypes import HALF_DTYPES
 from colossal._src.booster.mixed_precision import MixedPrecision
@@ -59,10 +68,19 @@ def check_dataloader(dataloader: Any, plugin: Plugin) -> None:
     # A DataLoader with a custom batch sampler also has a SequentialSampler, which it does not use.
     batches = dataloader.batch_sampler
     sampler = batches.sampler if type(batches) is BatchSampler else dataloader.sampler if batches is None else batches
-    if type(sampler) not in (SequentialSampler, RandomSampler):
-        _warn_of_stream(dataloader, plugin)
-        return  # of an iterable dataset, or a custom sampler, which may shard the dataset by rank
     _, size = plugin.data_parallel_rank_and_size()
+    shards = sampler.sampler if isinstance(sampler, BatchSampler) else sampler
+    if isinstance(shards, DistributedSampler) and shards.num_replicas != size:
+        raise ConfigError(
+            f"A dataset is split over the data-parallel ranks, here {size}; ranks that split a model read the same "
+            f"samples. Found a {type(shards).__name__} with num_replicas={shards.num_replicas}. Build the loader by "
+            "plugin.prepare_dataloader(dataset, batch_size=...), or pass the rank and num_replicas that "
+            "plugin.data_parallel_rank_and_size() returns."
+        )
+    if type(sampler) not in (SequentialSampler, RandomSampler):
+        if size > 1:
+            _warn_of_own_samples(dataloader, shards)
+        return  # of an iterable dataset, or a custom sampler, which may shard the dataset by rank
     if size > 1:
         raise ConfigError(
             f"Each of {size} data-parallel ranks trains on samples of its own. Found a DataLoader with a "
@@ -71,13 +89,22 @@ def check_dataloader(dataloader: Any, plugin: Plugin) -> None:
         )
 
 
-def _warn_of_stream(dataloader: DataLoader[Any], plugin: Plugin) -> None:
-    """Say who shards a stream, which nobody can see from outside."""
-    is_ours = isinstance(dataloader, ResumableLoader)
-    if not is_ours and isinstance(dataloader.dataset, IterableDataset) and plugin.data_parallel_rank_and_size()[1] > 1:
+def _warn_of_own_samples(dataloader: DataLoader[Any], sampler: object) -> None:
+    """Say who gives ranks other samples, where nobody can see it from outside."""
+    if isinstance(dataloader, ResumableLoader):
+        return
+    if isinstance(dataloader.dataset, IterableDataset):
         get_dist_logger().warning(
             f"{type(dataloader.dataset).__name__} must yield other samples on each data-parallel rank: this DataLoader "
             "takes what it yields. plugin.prepare_dataloader shards an IterableDataset, and saves the position in it."
+        )
+    elif type(sampler) in (WeightedRandomSampler, SubsetRandomSampler):
+        get_dist_logger().warning(
+            f"{type(sampler).__name__} must draw other samples on each data-parallel rank: ranks whose generators have "
+            "the same seed, as they have by default, draw the same ones from the same weights or indices. Pass it "
+            "indices of this rank, or generator=torch.Generator().manual_seed(seed + rank) with the rank of "
+            "plugin.data_parallel_rank_and_size().",
+            ranks=[0],
         )
 
 

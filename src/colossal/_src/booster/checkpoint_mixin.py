@@ -45,6 +45,8 @@ class CheckpointMixin:
     ) -> None:
         """Save all that a run needs to resume: model, optimizer, schedule, generators of random numbers, and the step.
 
+        Call it between steps: gradients are not saved, nor those that are accumulated for the next step.
+
         The state of each step is a separate directory, ``step-00000100``, which appears atomically when all of it is on
         the disk. A process that is killed at any time leaves the earlier ones as they were.
 
@@ -68,6 +70,8 @@ class CheckpointMixin:
         check_resumable(dataloader)
         if isinstance(optimizer, OptimizerWrapper):
             optimizer.check_save()
+            if optimizer.has_accumulated_grads:
+                _warn_of_gradients(step)
         copy_written(model)
         manager = CheckpointManager(checkpoint, self.checkpoint_io)
         manager.save(model, optimizer, lr_scheduler, step, keep, use_async, dataloader)
@@ -295,6 +299,15 @@ class CheckpointMixin:
         Communication: as in `save_model`, twice.
         """
         self.checkpoint_io.load_lr_scheduler(lr_scheduler, checkpoint)
+
+
+def _warn_of_gradients(step: int) -> None:
+    get_dist_logger().warning(
+        f"A checkpoint holds no gradients. Found some in booster.save of step {step}, of backward passes since the "
+        "last optimizer.step: a run that resumes makes its next step without them. Save after optimizer.step, and not "
+        "while gradients are accumulated.",
+        ranks=[0],
+    )
 
 
 @cache

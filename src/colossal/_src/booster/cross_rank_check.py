@@ -10,6 +10,7 @@ from torch import distributed as dist
 
 from colossal._src.booster.mixed_precision import MixedPrecision
 from colossal._src.booster.plugin.base import Plugin
+from colossal._src.booster.plugin.dataloader import ShardedLoader
 from colossal._src.cluster import Axis, ParallelMesh
 from colossal._src.comm import equal_text_on_all_ranks, gather_objects
 from colossal._src.interface import Parts
@@ -25,7 +26,7 @@ _DATA = (*_PLAIN, list, tuple, dict)
 def check_agreement(
     parts: Parts, plugin: Plugin, precision: MixedPrecision | None, mesh: ParallelMesh, axes: Sequence[Axis]
 ) -> None:
-    """Make sure that all ranks have the same model, optimizer, plugin and precision, but for the values of tensors.
+    """Make sure that all ranks have the same model, optimizer, loader, plugin and precision, but for values of tensors.
 
     Communication: all_reduce, the axes, 16 bytes, three times for `StageModules`; if something differs,
     all_gather_object, all ranks.
@@ -50,8 +51,9 @@ def check_agreement(
     ]
     shown = "; ".join(differences[:_SHOWN]) + (f"; and {len(differences) - _SHOWN} more" * (len(differences) > _SHOWN))
     raise ConfigError(
-        "All ranks boost the same model and optimizer, with the same plugin and precision. Found that they differ in "
-        f"{shown}. Build the same ones on all ranks: seeds and data may depend on the rank, these may not."
+        "All ranks boost the same model, optimizer and data loader, with the same plugin and precision. Found that "
+        f"they differ in {shown}. Build the same ones on all ranks: what the program draws may depend on the rank, "
+        "these may not."
     )
 
 
@@ -77,6 +79,9 @@ def _describe_common(parts: Parts, plugin: Plugin, precision: MixedPrecision | N
     """Say what all ranks must have, whatever parameters they hold, by what it is called."""
     yield "the plugin", _text(plugin)
     yield "the precision", _text(precision)
+    if isinstance(parts.dataloader, ShardedLoader):
+        for name, value in parts.dataloader.description.items():
+            yield f"{name} of the data loader", repr(value)
     yield "the kind of model", "StageModules" if isinstance(parts.model, StageModules) else "a full model"
     if parts.optimizer is not None:
         yield "the optimizer", type(parts.optimizer).__name__

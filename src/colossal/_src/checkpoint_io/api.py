@@ -13,18 +13,14 @@ from colossal._src.checkpoint_io.checkpoint_group import CheckpointGroup, Single
 from colossal._src.checkpoint_io.content import MIB, Content, Entry, ParameterContent, extract_tensors, plan_files
 from colossal._src.checkpoint_io.destination import Destination, ShardedDestination, SingleFileDestination
 from colossal._src.checkpoint_io.file_writers import FileWriter, SafetensorsWriter
-from colossal._src.checkpoint_io.index_and_names import MODEL, OLD_OPTIMIZER, OPTIMIZER, full_path
-from colossal._src.checkpoint_io.model_state import ModelState
-from colossal._src.checkpoint_io.optimizer_state import OptimizerState, check_scheduler, optimizer_tree, plain_of
-from colossal._src.checkpoint_io.replica_check import WhatWasRead, refuse_different_files
+from colossal._src.checkpoint_io.index_and_names import OLD_OPTIMIZER, OPTIMIZER, full_path
+from colossal._src.checkpoint_io.optimizer_state import OptimizerState, plain_of
 from colossal._src.checkpoint_io.save_queue import SaveQueue
 from colossal._src.checkpoint_io.source import Source, read_plain
-from colossal._src.interface import OptimizerWrapper, unwrap_model
+from colossal._src.interface import OptimizerWrapper
 from colossal.errors import ConfigError, UnsupportedError
 
 M = TypeVar("M", bound=nn.Module)
-_MODEL_KINDS = tuple(MODEL.values())
-_OPTIMIZER_KINDS = (OPTIMIZER, OLD_OPTIMIZER)
 
 
 @final
@@ -134,19 +130,13 @@ class CheckpointIO:
         Communication: for `ProcessGroupIO` five times all_gather_object, the group, a few bytes, and 16 bytes for each
         replicated tensor of a rank; for `SingleProcessIO` none.
         """
+        from colossal._src.checkpoint_io.loading import opened_model
+
         _check_threads(num_threads)
         self._save_queue.wait_until_saved()
-        state = self._writers.read(lambda: ModelState(unwrap_model(model), self._writers.rank))
-        with self._open(full_path(checkpoint), _MODEL_KINDS, low_cpu_mem_mode) as source:
-            self._writers.read(lambda: state.check(source.items, strict, checkpoint))
-
-            def fill() -> WhatWasRead:
-                source.each_file(state.fill, num_threads)
-                entries = state.content(self._writers.ranks, for_safetensors=False).entries
-                return WhatWasRead.of(source.sample(), source.items.keys(), entries, self._writers.rank)
-
-            refuse_different_files(self._writers.gather(fill), self._writers.ranks, checkpoint)
-            state.log_experts(source.items, checkpoint)
+        options = {"mmap": low_cpu_mem_mode, "num_threads": num_threads, "member": self._member}
+        with opened_model(self._writers, model, checkpoint, strict=strict, **options) as load:
+            load()
         return model
 
     def save_lora_as_pretrained(self, model: nn.Module, checkpoint: str | Path, use_safetensors: bool = False) -> None:
@@ -203,7 +193,7 @@ class CheckpointIO:
         """
         _require_full_tensors(gather_dtensor)
         path, names = full_path(checkpoint, use_async), OPTIMIZER.with_prefix(prefix)
-        rivals = [kind.with_prefix(prefix) for kind in _OPTIMIZER_KINDS]
+        rivals = [kind.with_prefix(prefix) for kind in (OPTIMIZER, OLD_OPTIMIZER)]
 
         def collect_content() -> Content:
             return OptimizerState(optimizer, self._writers.rank).content(self._writers.ranks)
@@ -245,12 +235,13 @@ class CheckpointIO:
         Communication: for `ProcessGroupIO` four times all_gather_object, the group, a few bytes; for
         `SingleProcessIO` none.
         """
+        from colossal._src.checkpoint_io.loading import opened_optimizer
+
         _check_threads(num_threads)
         self._save_queue.wait_until_saved()
-        state = OptimizerState(optimizer, self._writers.rank)
-        with self._open(full_path(checkpoint), _OPTIMIZER_KINDS, low_cpu_mem_mode) as source:
-            restore = self._writers.read(lambda: state.prepare(optimizer_tree(source), checkpoint))
-            self._writers.read(lambda: restore(num_threads))
+        options = {"mmap": low_cpu_mem_mode, "num_threads": num_threads, "member": self._member}
+        with opened_optimizer(self._writers, optimizer, checkpoint, **options) as load:
+            load()
 
     def save_lr_scheduler(self, lr_scheduler: LRScheduler, checkpoint: str | Path) -> None:
         """Save the state of a learning rate scheduler to one file.
@@ -280,9 +271,9 @@ class CheckpointIO:
         Communication: for `ProcessGroupIO` five times all_gather_object, the group, a few bytes; for
         `SingleProcessIO` none.
         """
-        state = self.load_plain(checkpoint)
-        self._writers.read(partial(check_scheduler, lr_scheduler, state, checkpoint))
-        self._writers.read(lambda: lr_scheduler.load_state_dict(state))
+        from colossal._src.checkpoint_io.loading import checked_schedule
+
+        checked_schedule(self._writers, lr_scheduler, self.load_plain(checkpoint), checkpoint)()
 
     def save_plain(self, state: Callable[[], Any], checkpoint: str | Path, use_async: bool = False) -> None:
         """Save numbers, strings and tensors, nested in dicts and lists, to one file; those of the first rank.
@@ -334,7 +325,8 @@ class CheckpointIO:
         `SingleProcessIO` none.
         """
         self._save_queue.wait_until_saved()
-        with self._open(full_path(checkpoint), (), low_cpu_mem_mode=self._member is not None) as source:
+        path, mmap = full_path(checkpoint), self._member is not None
+        with self._writers.read(lambda: Source.find(path, (), mmap, self._member)) as source:
             return self._writers.read(partial(read_plain, source))
 
     def synchronize(self) -> None:
@@ -373,9 +365,6 @@ class CheckpointIO:
     def writers(self) -> CheckpointGroup:
         """The ranks that save and load one checkpoint together."""
         return self._writers
-
-    def _open(self, path: Path, kinds: Any, low_cpu_mem_mode: bool) -> Source:
-        return self._writers.read(lambda: Source.find(path, kinds, low_cpu_mem_mode, self._member))
 
 
 GeneralCheckpointIO = CheckpointIO

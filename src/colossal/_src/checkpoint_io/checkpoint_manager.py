@@ -5,6 +5,7 @@ import os
 import random
 import re
 import shutil
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any, final
@@ -120,6 +121,8 @@ class CheckpointManager:
         return there[-1] if there else None
 
     def _load(self, path: Path, model: nn.Module, optimizer: Any, lr_scheduler: Any, dataloader: Any) -> int:
+        from colossal._src.checkpoint_io.loading import checked_schedule, opened_model, opened_optimizer
+
         io = self._io
         progress = io.load_plain(path / _PROGRESS)
         if dataloader is not None and _DATA not in progress:
@@ -127,13 +130,21 @@ class CheckpointManager:
                 f"Loading a data loader needs its position. Found none in {path}. Pass dataloader to booster.save too, "
                 "or leave it out here, and skip what has been read."
             )
+        with ExitStack() as opened:
+            # all of them are checked before any is loaded: a run that starts from scratch instead must find itself as
+            # it was
+            loads = [opened.enter_context(opened_model(io.writers, model, path / _MODEL))]
+            if optimizer is not None:
+                loads.append(opened.enter_context(opened_optimizer(io.writers, optimizer, path / _OPTIMIZER)))
+            if lr_scheduler is not None:
+                state = io.load_plain(path / _SCHEDULE)
+                loads.append(checked_schedule(io.writers, lr_scheduler, state, path / _SCHEDULE))
+            if dataloader is not None:
+                dataloader.check_state_dict(progress[_DATA])
+            for load in loads:
+                load()
         if dataloader is not None:
-            dataloader.load_state_dict(progress[_DATA])  # first: it rejects a loader of another order
-        io.load_model(model, path / _MODEL)
-        if optimizer is not None:
-            io.load_optimizer(optimizer, path / _OPTIMIZER)
-        if lr_scheduler is not None:
-            io.load_lr_scheduler(lr_scheduler, path / _SCHEDULE)
+            dataloader.load_state_dict(progress[_DATA])
         restore_random_state(progress["random"], io.writers.ranks.index(io.writers.rank), random_streams_of(model))
         return progress["step"]
 

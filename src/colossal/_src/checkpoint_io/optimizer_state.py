@@ -8,7 +8,6 @@ from typing import Any, final
 
 import torch
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
 
 from colossal._src.checkpoint_io.content import (
     Content,
@@ -192,7 +191,11 @@ class OptimizerState:
     def _check_algorithm(self, groups: list[dict[str, Any]], state: Mapping[Any, Any], source: object) -> None:
         from colossal._src.interface import another_algorithm
 
-        states = [[state[id_] for id_ in group["params"] if id_ in state] for group in groups]
+        # before the first step there is nothing but master weights
+        states = [
+            [{key for key in state[id_] if key != MASTER} for id_ in group["params"] if id_ in state]
+            for group in groups
+        ]
         if another := another_algorithm(self._optim, groups, states):
             raise CheckpointError(
                 f"Loading needs an optimizer of the algorithm that was saved. Found in {source} {another}. "
@@ -348,12 +351,3 @@ def _torch_tree(source: Source) -> dict[str, Any]:
     return {name: values[name] for name in header} | {
         "state": {name: value for name, value in values.items() if name not in header}
     }
-
-
-def check_scheduler(lr_scheduler: LRScheduler, state: Mapping[str, Any], path: object) -> None:
-    """Raise if a file does not have all that the scheduler's own state has."""
-    if missing := {key for key in lr_scheduler.state_dict() if not key.startswith("_")} - set(state):
-        raise CheckpointError(
-            f"Loading needs a file of a {type(lr_scheduler).__name__}. Found {path} without "
-            f"{listing(sorted(missing))}. Build the scheduler that was saved, or pass its file."
-        )

@@ -25,21 +25,21 @@ _TRIED = ("torch.optim.", "colossal.")
 
 
 def another_algorithm(
-    optimizer: Optimizer, groups: Sequence[Mapping[str, Any]], states: Sequence[Iterable[Mapping[str, Any]]]
+    optimizer: Optimizer, groups: Sequence[Mapping[str, Any]], states: Sequence[Iterable[Iterable[str]]]
 ) -> str | None:
     """Say what saved groups have, what the optimizer has, and what to do, if they are of another algorithm; else None.
 
     Args:
         optimizer: What is to continue.
         groups: Saved hyperparameters, a mapping for each group of the optimizer.
-        states: Of each group, the saved states of parameters, by name.
+        states: Of each group, the names of the saved states of each parameter.
     """
     owners = [each for one in getattr(optimizer, "optimizers", (optimizer,)) for each in [one] * len(one.param_groups)]
     for owner, own, saved, entries in zip(owners, optimizer.param_groups, groups, states, strict=False):
         required, found = own.keys() & _TELLING, saved.keys() & _TELLING
         if required != found:
             return _difference(owner, "hyperparameters", required, found)
-        names = set().union(*(entry.keys() for entry in entries))
+        names = set[str]().union(*entries)
         required = _state_names(owner, saved) if names else set()
         if not required <= names:
             return _difference(owner, "states", required, names)

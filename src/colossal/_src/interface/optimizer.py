@@ -158,6 +158,11 @@ class OptimizerWrapper(ClippingMixin, HooksMixin, StateMixin, TorchOptimizer):
             )
         self._nonfinite = check
 
+    @property
+    def has_accumulated_grads(self) -> bool:
+        """Whether `backward` has left gradients that neither `step` has taken nor `zero_grad` discarded."""
+        return self._has_scaled_grads
+
     def limit_parameters(self, parameters: Iterable[torch.Tensor]) -> None:
         """Reject groups with other parameters, whose gradients would stay those of one rank.
 

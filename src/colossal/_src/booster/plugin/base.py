@@ -196,7 +196,9 @@ class Plugin(FixedOptions, ABC):
             seed: Seed of the order, and of the random generators of worker processes; the same on all ranks.
             drop_last: Leave out the samples that do not fill a batch on every rank, instead of repeating some.
             pin_memory: Put batches into page-locked memory, from which copies to a GPU are faster.
-            num_workers: Number of processes that load samples; 0 loads in this one.
+            num_workers: Number of processes that load samples; 0 loads in this one. What they draw at random follows
+                from `seed` and the epoch: a run that resumes draws the same from the next epoch on, without
+                ``persistent_workers``.
             distributed_sampler_cls: Another class with the constructor of `DistributedSampler`.
             **kwargs: Passed to `torch.utils.data.DataLoader`.
 

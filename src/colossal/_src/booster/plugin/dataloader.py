@@ -37,16 +37,23 @@ class EpochCounter:
     _begun: _Begun | None = None
 
     def set_epoch(self, epoch: int) -> None:
-        """Let the next iterator be of this epoch."""
+        """Let the next iterator be of this epoch: what is left of it, if that is where the loader stands."""
+        self._forget_looks()
+        if epoch != self.epoch:
+            self.start = 0  # samples that were read are of another epoch
         self.epoch, self._begun = epoch, None
 
     def begin(self) -> _Begun:
         """Choose the epoch of a new iterator: that of the last one, if that was only looked at."""
-        last, num_steps = self._begun, num_boosted_steps()
-        if last is not None and last.num_steps == num_steps:
-            self.epoch, self.start = last.epoch, last.start
-        self._begun = _Begun(self.epoch, self.start, num_steps)
+        self._forget_looks()
+        self._begun = _Begun(self.epoch, self.start, num_boosted_steps())
         return self._begun
+
+    def _forget_looks(self) -> None:
+        """Go back to where the last iterator began, if that was only looked at."""
+        last = self._begun
+        if last is not None and last.num_steps == num_boosted_steps():
+            self.epoch, self.start = last.epoch, last.start
 
     def go_on(self, begun: _Begun) -> None:
         """Let the epoch after that of an iterator come next, whatever was opened since its last batch."""
@@ -92,6 +99,14 @@ class ResumableLoader(DataLoader[Any], ABC):
 
     _position = (0, 0)
 
+    def __init__(self, dataset: Dataset[Any], *, generator: torch.Generator, **options: Any) -> None:
+        super().__init__(dataset, generator=generator, **options)
+        self._worker_generator, self._worker_seed = generator, generator.initial_seed()
+
+    def _seed_workers(self, begun: _Begun) -> None:
+        """Let what workers draw follow from the epoch, as its order does: a run that resumes draws the same."""
+        self._worker_generator.manual_seed(stream_seed(self._worker_seed, begun.epoch, begun.start))
+
     @property
     @abstractmethod
     def num_new_samples(self) -> int:
@@ -110,13 +125,17 @@ class ResumableLoader(DataLoader[Any], ABC):
         epoch, samples = self._position
         return {"epoch": epoch, "samples": samples, "seed": self._seed}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Let the next iterator go on from a position, of any number of ranks and any batch size."""
+    def check_state_dict(self, state: dict[str, Any]) -> None:
+        """Reject a position in another order."""
         if (seed := state.get("seed", self._seed)) != self._seed:
             raise ConfigError(
                 f"A loader resumes in the order in which it was saved. Found seed={seed} saved and seed={self._seed} "
                 "here, None without shuffle. Pass the same shuffle and seed to prepare_dataloader."
             )
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Let the next iterator go on from a position, of any number of ranks and any batch size."""
+        self.check_state_dict(state)
         self._go_on(state["epoch"], state["samples"])
 
 
@@ -148,6 +167,17 @@ class ShardedLoader(ResumableLoader):
             )
 
     @property
+    def description(self) -> dict[str, object]:
+        """What all ranks must have, so that each sample is read once, by what it is called."""
+        size = len(cast("Any", self.dataset))
+        return {
+            "seed": self._seed,
+            "batch_size": self.batch_size,
+            "drop_last": self.drop_last,
+            "length": size,
+        }
+
+    @property
     def num_new_samples(self) -> int:
         """How many samples of the current batch, on all ranks, no rank has read before; the others fill it up."""
         end, size = self._position[1], len(cast("Any", self.dataset))
@@ -157,6 +187,7 @@ class ShardedLoader(ResumableLoader):
         """Go through the rest of the current epoch; a batch counts as read when the program gets it."""
         sampler = cast("EpochSampler", self.sampler)
         begun = sampler.begin()
+        self._seed_workers(begun)
         epoch, samples = self._position = begun.epoch, begun.start
         for batch in super().__iter__():
             samples += self._batch_of_all_ranks
@@ -188,8 +219,11 @@ def _advice(samples: int, num_replicas: int) -> str:
 
 def check_loader(dataset: Dataset[Any], batch_size: int, shuffle: bool, kwargs: dict[str, Any]) -> None:
     """Reject what has no order to divide, and a second sampler."""
-    if batch_size < 1:
-        raise ConfigError(f"A batch has at least 1 sample on each rank. Found batch_size={batch_size}. Pass 1 or more.")
+    if not isinstance(batch_size, int) or batch_size < 1:
+        raise ConfigError(
+            f"A batch has a whole number of samples on each rank, at least 1. Found batch_size={batch_size!r}. Pass an "
+            "int; for a dataset whose samples are batches, 1 and a collate_fn that returns the only one."
+        )
     if "generator" in kwargs:
         raise ConfigError(
             "The order of samples and the random numbers of workers follow from seed, the same on all ranks. Found "
@@ -203,6 +237,11 @@ def check_loader(dataset: Dataset[Any], batch_size: int, shuffle: bool, kwargs: 
     if isinstance(dataset, IterableDataset):
         check_stream(dataset, shuffle)
         return
+    if not hasattr(dataset, "__len__"):
+        raise ConfigError(
+            f"A dataset that is read by index has a length, by which ranks shard it. Found {type(dataset).__name__} "
+            "without __len__. Define it, or inherit from torch.utils.data.IterableDataset."
+        )
     if shuffle and len(cast("Any", dataset)) == 0:  # without it, one that is evaluated on nothing
         raise ConfigError(
             f"A dataset that is shuffled has at least 1 sample. Found an empty {type(dataset).__name__}. Check the "

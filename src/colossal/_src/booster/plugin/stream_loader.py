@@ -119,6 +119,7 @@ class StreamLoader(ResumableLoader):
         """Go through the rest of the current epoch; a batch counts as read when the program gets it."""
         counter = self._counter
         begun = counter.begin()
+        self._seed_workers(begun)
         epoch, samples = self._position = begun.epoch, begun.start
         self._shard.set_position(epoch, samples)
         counter.epoch, counter.start = epoch + 1, 0
