@@ -102,8 +102,14 @@ def _in_order_of_groups(lr_scheduler: LRScheduler, state: Mapping[str, Any]) -> 
     rates = [float(group.get("initial_lr", group["lr"])) for group in lr_scheduler.optimizer.param_groups]
     for saved in _base_rates(state):
         if saved != rates and sorted(saved) == sorted(rates):
-            return _in_order(state, [saved.index(rate) for rate in rates])
+            # equal ones are matched in their order
+            pairs = zip(_order_of(rates), _order_of(saved), strict=True)
+            return _in_order(state, [place for _, place in sorted(pairs)])
     return state
+
+
+def _order_of(rates: list[float]) -> list[int]:
+    return sorted(range(len(rates)), key=rates.__getitem__)
 
 
 def _base_rates(state: Any) -> Iterator[list[float]]:
