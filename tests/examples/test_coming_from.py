@@ -26,7 +26,7 @@ from colossal.booster import Booster, plugin
 from colossal.cluster import DistCoordinator
 from colossal.interface import ModelWrapper, OptimizerWrapper
 from colossal.lazy import LazyInitContext
-from colossal.nn import Embedding2D
+from colossal.legacy.nn import Embedding2D
 from colossal.nn.lr_scheduler import CosineAnnealingWarmupLR
 from colossal.nn.optimizer import HybridAdam
 from colossal.testing import make_finetuning_inputs, run_processes
