@@ -26,7 +26,6 @@ from colossal.booster import Booster, plugin
 from colossal.cluster import DistCoordinator
 from colossal.interface import ModelWrapper, OptimizerWrapper
 from colossal.lazy import LazyInitContext
-from colossal.legacy.nn import Embedding2D
 from colossal.nn.lr_scheduler import CosineAnnealingWarmupLR
 from colossal.nn.optimizer import HybridAdam
 from colossal.testing import make_finetuning_inputs, run_processes
@@ -38,7 +37,7 @@ ROOTS = {
     **{name: getattr(plugin, name) for name in plugin.__all__},
     "Booster": Booster,
     "CosineAnnealingWarmupLR": CosineAnnealingWarmupLR,
-    "Embedding2D": Embedding2D,
+    "Embedding2D": colossal.nn.Embedding2D,  # pyright: ignore[reportAttributeAccessIssue] (an older name)
     "HybridAdam": HybridAdam,
     "LazyInitContext": LazyInitContext,
     "booster": Booster,
