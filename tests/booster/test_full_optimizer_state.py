@@ -48,7 +48,9 @@ def check_state(plugin: str, found: dict[str, Any], expected: dict[str, Any]) ->
     assert found["state"].keys() == expected["state"].keys(), plugin
     for number, entry in expected["state"].items():
         for name, value in entry.items():
-            assert torch.allclose(found["state"][number][name], value, rtol=1e-6, atol=1e-9), (plugin, number, name)
+            # norms and the loss are computed in float32 here: sums over ranks are rounded as their largest terms are
+            distance = (found["state"][number][name] - value).abs().max()
+            assert distance <= 1e-6 * value.abs().max(), (plugin, number, name)
 
 
 @pytest.mark.parametrize("plugins", [["DDP", "FSDP", "ZeRO-1"], ["ZeRO-2", "Gemini", "tp2", "pp2"]])
