@@ -354,8 +354,10 @@ def test_an_entry_that_is_nearly_written_like_one_is_named() -> None:
     with fake_world(1):
         assert Lines().of(lambda: make_engine(own)) == []
         (line,) = Lines().of(lambda: make_engine({**own, "gradient_accumulations": 4}))
+        (short,) = Lines().of(lambda: make_engine({**own, "zro": {}}))
         (of_deepspeed,) = Lines().of(lambda: make_engine({**own, "gradient_clipping": 1.0}))
     assert "'gradient_accumulations', which training does not read; its entry is 'gradient_accumulation'" in line
+    assert "'zro', which training does not read; its entry is 'zero'" in short
     assert "'gradient_clipping', which training does not read; its entry is 'clip_grad_norm'" in of_deepspeed
 
 

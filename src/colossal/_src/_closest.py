@@ -5,7 +5,7 @@ from collections.abc import Iterable
 __all__ = ["closest_name"]
 
 _SUGGESTION = 0.6  # likeness of what may be meant where a name is wrong anyway: the default of difflib
-_TYPING_ERROR = 0.87  # of a name with a letter too many, too few or in another place
+_TYPING_ERROR = 0.85  # of a name with a letter too many, too few or in another place, also of four
 
 
 def closest_name(name: str, known: Iterable[str], *, typing_errors_only: bool = False) -> str | None:
