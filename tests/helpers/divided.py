@@ -1,10 +1,11 @@
 """What ranks have of a divided model, put together, and compared with one process."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 import torch
 from equality import assert_equal
+from families import inputs_of, results_of
 from torch import nn
 
 from colossal.cluster import ParallelMesh
@@ -57,3 +58,14 @@ def assert_grads(found: Mapping[str, torch.Tensor | None], alone: nn.Module, at:
             assert value is grad, f"{at}{key}: only one of the two has a gradient"
         else:
             assert_equal(value, grad, f"{at}{key}")
+
+
+def assert_trained(
+    ranks: Iterable[tuple[torch.Tensor, Mapping[str, torch.Tensor | None]]], alone: nn.Module, at: str
+) -> None:
+    """Compare the loss and all gradients of ranks, of the inputs of Llama, with one process, in float64."""
+    loss, _ = results_of(alone, inputs_of("llama"))
+    loss.backward()
+    for found, grads in ranks:
+        assert_equal(found, loss.detach(), f"{at}: loss")
+        assert_grads(grads, alone, f"{at}: ")
