@@ -1,15 +1,19 @@
 """What would train on silently wrong is refused: other batches, torch's clipping, losses and gradients that are NaN."""
 
 from collections.abc import Callable, Iterator
+from copy import deepcopy
+from io import BytesIO
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
-from torch.nn.utils import clip_grad_norm_, clip_grad_value_
+from torch.distributed.tensor import DTensor
+from torch.nn.utils import clip_grad_norm_, clip_grad_value_, get_total_norm
 
 from colossal import nn as cnn
 from colossal.booster import Booster
+from colossal.booster.mixed_precision import FP16TorchMixedPrecision
 from colossal.booster.plugin import (
     GeminiPlugin,
     HybridParallelPlugin,
@@ -34,6 +38,10 @@ FP32: dict[str, Callable[[], Plugin | None]] = {
     "Hybrid with ZeRO-1": lambda: HybridParallelPlugin(1, 1, precision="fp32", zero_stage=1),
 }
 SHARDED = ("ZeRO-1", "ZeRO-2", "Gemini", "Hybrid with ZeRO-1")
+
+
+def full(tensor: Any) -> torch.Tensor:
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 def boosted(plugin: Plugin | None, net: nn.Module | None = None, **options: Any) -> tuple[Booster, Any, Any]:
@@ -75,6 +83,45 @@ def test_torch_does_not_clip_gradients_that_are_elsewhere(way: str) -> None:
 @pytest.mark.parametrize("way", ["none", "DDP", "FSDP", "Hybrid"])
 def test_torch_clips_gradients_that_are_there(way: str) -> None:
     assert run_threads(clip_by_torch, 2, way) == [["", ""]] * 2
+
+
+def clip_scaled_by_torch(way: str) -> list[float]:
+    precision = FP16TorchMixedPrecision(init_scale=1024.0, growth_interval=2)
+    booster, model, optimizer = boosted(FP32[way](), mixed_precision=precision)
+    norms, moved = [], []
+    for step in range(5):
+        before = [full(each.detach()).clone() for each in model.parameters()]
+        booster.backward(model(torch.ones(3, 4)).square().sum(), optimizer)
+        if step == 3:
+            next(iter(model.parameters())).grad.mul_(torch.inf)
+        if step == 1:
+            clip_grad_value_(list(model.parameters())[:1], 0.01)
+            assert [full(each.grad).abs().max() > 0.01 for each in model.parameters()] == [False, True, True, True]
+        norm = full(clip_grad_norm_(model.parameters(), 0.05))
+        norms.append(norm.item())
+        with pytest.raises(ConfigError, match="must come before the gradients are unscaled"):
+            booster.backward(model(torch.ones(3, 4)).square().sum(), optimizer)
+        optimizer.step()
+        optimizer.zero_grad()
+        after = [full(each.detach()) for each in model.parameters()]
+        moved.append(float(get_total_norm([new - old for new, old in zip(after, before, strict=True)])))
+    parameter = next(iter(model.parameters()))
+    assert type(deepcopy(parameter)) in (nn.Parameter, DTensor)
+    if way != "FSDP":  # no file can have a mesh of ranks that are threads
+        torch.save(parameter, file := BytesIO())
+        file.seek(0)
+        assert type(torch.load(file)) is nn.Parameter
+    assert norms[3] == torch.inf
+    assert min(norms) > 0.05
+    assert max(norms[:3] + norms[4:]) < 50  # those of the loss, not of 1024 times the loss
+    return moved
+
+
+@pytest.mark.parametrize("way", ["none", "DDP", "FSDP"])
+def test_torch_clips_scaled_gradients_as_unscaled_ones(way: str) -> None:
+    for moved in run_threads(clip_scaled_by_torch, 2, way):
+        # the learning rate times the norm; an overflow skips the step
+        assert moved == pytest.approx([0.005, 0.005, 0.005, 0.0, 0.005], rel=1e-4)
 
 
 def clip_tensor_parallel() -> str:

@@ -13,7 +13,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, final
-from weakref import ref
+from weakref import WeakMethod, ref
 
 import torch
 from torch import nn
@@ -23,6 +23,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from colossal._src.amp import MasterParams
 from colossal._src.comm import end_graphs_in
 from colossal._src.interface.flat_values import FlatValues, flat_ndim, is_flat, is_program, is_range
+from colossal._src.interface.scaled_params import ScaledGradient, expect_unscaled, unscale_for_clipping
 from colossal._src.tensor import copy_placement, grad_of, set_grad, set_values, values_of
 from colossal.errors import ConfigError
 
@@ -43,6 +44,8 @@ _MASTERS = WeakIdKeyDictionary()
 
 class ClippedByOptimizer(nn.Parameter):
     """A parameter whose gradient torch's clipping functions must not take for all of it."""
+
+    plain = nn.Parameter
 
     @property
     def grad(self) -> torch.Tensor | None:
@@ -194,11 +197,22 @@ def _check_kind(data: torch.Tensor, values: torch.Tensor) -> None:
 _GUARDED = (ClippedByOptimizer, WorkingParameter)
 
 
-def guard_parameters(held: Iterable[nn.Parameter], masters: MasterParams | None, *, has_full_grads: bool) -> None:
-    """Guard what an optimizer holds and the parameters of the model; or lift that, where gradients are in full."""
+def guard_parameters(
+    held: Iterable[nn.Parameter],
+    masters: MasterParams | None,
+    *,
+    has_full_grads: bool,
+    unscale: WeakMethod[Any] | None = None,
+) -> None:
+    """Guard what an optimizer holds and the parameters of the model; or lift that, where gradients are in full.
+
+    Full gradients that are scaled are unscaled by `unscale` when a clipping function of torch asks.
+    """
     kind = nn.Parameter if has_full_grads else ClippedByOptimizer
     for parameter in held:
         _become(parameter, kind)
+        if has_full_grads and unscale is not None:
+            unscale_for_clipping(parameter, unscale)
     for parameter in () if masters is None else masters.pairs.values():
         _become(parameter, WorkingParameter)
         _MASTERS[parameter] = ref(masters)
@@ -236,14 +250,15 @@ def lift_guards(parameters: Iterable[nn.Parameter]) -> None:
 @contextmanager
 def plain_parameters(held: Iterable[nn.Parameter]) -> Iterator[None]:
     """Let what an optimizer holds be plain parameters while it updates them: it takes only these all at once."""
-    guarded: list[nn.Parameter] = [parameter for parameter in held if type(parameter) is ClippedByOptimizer]
-    for parameter in guarded:
-        parameter.__class__ = nn.Parameter
+    guarded: list[Any] = [each for each in held if isinstance(each, ClippedByOptimizer | ScaledGradient)]
+    kinds = [type(parameter) for parameter in guarded]
+    for parameter, kind in zip(guarded, kinds, strict=True):
+        parameter.__class__ = kind.plain
     try:
         yield
     finally:
-        for parameter in guarded:
-            parameter.__class__ = ClippedByOptimizer
+        for parameter, kind in zip(guarded, kinds, strict=True):
+            parameter.__class__ = kind
 
 
 def discard_gradients(optimizer: torch.optim.Optimizer, set_to_none: bool) -> None:
@@ -262,6 +277,7 @@ def discard_gradients(optimizer: torch.optim.Optimizer, set_to_none: bool) -> No
 
 def _become(parameter: nn.Parameter, kind: type[nn.Parameter]) -> None:
     # in place: layers and optimizers refer to this object; not DTensors, nor those that are fetched or quantized
+    expect_unscaled(parameter)
     if type(parameter) in (nn.Parameter, *_GUARDED):
         parameter.__class__ = kind
 

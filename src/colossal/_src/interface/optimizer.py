@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from itertools import count
 from typing import Any, ClassVar
+from weakref import WeakMethod
 
 import torch
 
@@ -123,8 +124,10 @@ class OptimizerWrapper(ClippingMixin, HooksMixin, StateMixin, TorchOptimizer):
 
     def _guard(self) -> None:
         self._num_groups = len(self.param_groups)
-        self._is_guarded = not self.has_full_grads
-        guard_parameters(self.parameters, self.masters, has_full_grads=not self._is_guarded)
+        is_full, is_scaled = self.has_full_grads, not isinstance(self.scaler, NoScaler)
+        self._is_guarded = is_scaled or not is_full
+        unscale = WeakMethod(self.unscale_grad) if is_scaled else None
+        guard_parameters(self.parameters, self.masters, has_full_grads=is_full, unscale=unscale)
 
     def _name_masters(self, pairs: Mapping[torch.nn.Parameter, torch.nn.Parameter]) -> None:
         self.param_names |= {new: self.param_names.pop(old) for new, old in pairs.items() if old in self.param_names}

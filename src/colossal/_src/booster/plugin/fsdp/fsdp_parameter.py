@@ -15,7 +15,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from colossal._src.booster.plugin.fsdp.fsdp_pass_checks import is_in_backward
 from colossal._src.comm import CallOfAllRanks
-from colossal._src.interface import is_program
+from colossal._src.interface import is_program, kind_of_scaled
 from colossal._src.tensor import full_tensor_of, grad_of, set_grad, values_of
 from colossal.errors import ConfigError, UnsupportedError
 
@@ -227,7 +227,7 @@ def watch_unreduced(parameters: Iterable[nn.Parameter]) -> None:
     """Let parameters say that their gradients are not reduced."""
     sharded: Any
     for sharded in parameters:
-        if type(sharded) is GuardedShard:
+        if issubclass(type(sharded), GuardedShard):
             sharded.__class__ = UnreducedShard
 
 
@@ -235,15 +235,17 @@ def guard_shards(parameters: Iterable[nn.Parameter], *_step: object) -> None:
     """Let programs see sharded parameters by the guarded type."""
     sharded: Any
     for sharded in parameters:
-        if type(sharded) in (DTensor, UnreducedShard):
+        if type(sharded) is DTensor:
             sharded.__class__ = GuardedShard  # in place: layers and optimizers refer to this object
+        elif type(sharded) is UnreducedShard:
+            sharded.__class__ = kind_of_scaled(sharded, GuardedShard)
 
 
 def unguard_shards(parameters: Iterable[nn.Parameter], *_step: object) -> None:
     """Make sharded parameters torch's own, on which operations take less time."""
     sharded: Any
     for sharded in parameters:
-        if type(sharded) in (GuardedShard, UnreducedShard):
+        if issubclass(type(sharded), GuardedShard):
             sharded.__class__ = DTensor
 
 
