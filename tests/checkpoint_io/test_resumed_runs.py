@@ -1,6 +1,7 @@
 # pyright: reportArgumentType=false, reportAttributeAccessIssue=false
 """What a run resumes from: schedules of groups in another order, refused parts, master weights, gradients."""
 
+import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -134,3 +135,30 @@ def test_a_save_that_leaves_out_gradients_says_so(tmp_path: Path, capfd: pytest.
         end()
         booster.save(tmp_path / "between", model, optimizer, step=step)
         assert "gradients" not in "".join(capfd.readouterr())
+
+
+def leave_parts_out(folder: str) -> None:
+    said: list[str] = []
+    handler = logging.Handler(logging.WARNING)
+    handler.emit = lambda record: said.append(record.getMessage())
+    logging.getLogger("colossal").addHandler(handler)
+    booster, model = Booster(device="cpu", plugin=TorchDDPPlugin()), nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    loader = booster.plugin.prepare_dataloader(TensorDataset(torch.ones(4, 4)), batch_size=2)
+    schedule = schedules.LambdaLR(optimizer, lambda step: 0.8**step)
+    model, optimizer, _, loader, schedule = booster.boost(model, optimizer, None, loader, schedule)
+    booster.save(folder, model, optimizer, schedule, dataloader=loader)
+    for parts, left in (
+        ({}, "lr_scheduler and dataloader"),
+        ({"lr_scheduler": schedule}, "dataloader"),
+        ({"dataloader": loader}, "lr_scheduler"),
+    ):
+        booster.load(folder, model, optimizer, **parts)
+        assert f"Found a state of {left} in" in said.pop()
+    booster.load(folder, model, optimizer, schedule, dataloader=loader)
+    booster.load(folder, model)  # to measure it
+    assert said == []
+
+
+def test_a_part_that_is_saved_and_not_loaded_is_named(tmp_path: Path) -> None:
+    run_processes(leave_parts_out, 1, str(tmp_path))

@@ -5,6 +5,7 @@ import os
 import random
 import re
 import shutil
+from collections.abc import Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -145,8 +146,21 @@ class CheckpointManager:
                 load()
         if dataloader is not None:
             dataloader.load_state_dict(progress[_DATA])
+        if optimizer is not None:  # the run goes on, and is not only measured
+            is_saved = {"lr_scheduler": (path / _SCHEDULE).exists(), "dataloader": _DATA in progress}
+            given = {"lr_scheduler": lr_scheduler, "dataloader": dataloader}
+            _warn_of_left(path, [name for name, value in given.items() if value is None and is_saved[name]])
         restore_random_state(progress["random"], io.writers.ranks.index(io.writers.rank), random_streams_of(model))
         return progress["step"]
+
+
+def _warn_of_left(path: Path, left: Sequence[str]) -> None:
+    if left:
+        get_dist_logger().warning(
+            f"A run that resumes loads what it saved. Found a state of {' and '.join(left)} in {path}, and none passed "
+            "to booster.load: what is not loaded begins anew. Pass it, unless that is meant.",
+            ranks=[0],
+        )
 
 
 def _path(root: Path, step: int) -> Path:
