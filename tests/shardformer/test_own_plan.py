@@ -197,12 +197,19 @@ def loss_of(logits: torch.Tensor, inputs: dict[str, torch.Tensor]) -> torch.Tens
     return functional.cross_entropy(logits[:, :-1].flatten(0, 1), inputs["ids"][:, 1:].flatten())
 
 
-def step(name: str, kind: Callable[[], nn.Module], plan: ParallelPlan, pp_size: int) -> Any:
+def step(
+    name: str, kind: Callable[[], nn.Module], plan: ParallelPlan, pp_size: int, *, compiles: str | None = None
+) -> Any:
     plugin = HYBRID(2, pp_size, num_microbatches=2 if pp_size > 1 else None, custom_policy=plan)
     booster: Any = Booster(device="cpu", plugin=plugin)
     model: Any = make(name, kind)
     own = model
-    model, optimizer, *_ = booster.boost(model, torch.optim.SGD(model.parameters(), lr=1.0))
+    model = torch.compile(model, backend="eager") if compiles == "before" else model
+    try:
+        model, optimizer, *_ = booster.boost(model, torch.optim.SGD(model.parameters(), lr=1.0))
+    except ColossalError as error:
+        return str(error)
+    model = torch.compile(model, backend="eager") if compiles == "after" else model
     state = torch.get_rng_state()
     try:
         booster.execute_pipeline(iter([{"ids": IDS}]), model, loss_of, optimizer)
@@ -212,7 +219,7 @@ def step(name: str, kind: Callable[[], nn.Module], plan: ParallelPlan, pp_size: 
         assert torch.equal(torch.get_rng_state(), state)
     optimizer.step()
     calls = [getattr(block, "num_calls", None) for block in own.blocks]
-    params = {name.rpartition("module.")[2]: each for name, each in model.named_parameters()}
+    params = {re.split(r"module\.|_orig_mod\.", name)[-1]: each for name, each in model.named_parameters()}
     return {name: full_tensor_of(each).detach() for name, each in params.items()}, calls, own.caches
 
 
@@ -330,9 +337,15 @@ def make_compiled(kind: Callable[[], nn.Module]) -> nn.Module:
     return block
 
 
-def compiled() -> tuple[Any, Any]:
-    right = step("", partial(make_compiled, Attention), ParallelPlan(PACKED, **HEADS_DIVIDED), 1)
-    return right, step("", partial(make_compiled, Gated), ParallelPlan(ROWS), 1)
+def compiled() -> list[tuple[Any, Any]]:
+    """Train with a plan that fits and with one that does not: blocks compiled in place, then a model after boost."""
+    right, wrong = ParallelPlan(PACKED, **HEADS_DIVIDED), ParallelPlan(ROWS)
+    in_place = [partial(make_compiled, kind) for kind in (Attention, Gated)]
+    assert "Call model.compile() instead" in step("", Block, wrong, 1, compiles="before")
+    return [
+        (step("", in_place[0], right, 1), step("", in_place[1], wrong, 1)),
+        (step("", Attention, right, 1, compiles="after"), step("", Gated, wrong, 1, compiles="after")),
+    ]
 
 
 @pytest.mark.slow
@@ -340,7 +353,7 @@ def test_compiled_blocks_are_compared() -> None:
     reference = make("", Attention)
     loss_of(reference(IDS), {"ids": IDS}).backward()
     torch.optim.SGD(reference.parameters(), lr=1.0).step()
-    for right, refused in run_processes(compiled, 2):
+    for right, refused in (each for found in run_processes(compiled, 2) for each in found):
         for name, value in reference.named_parameters():
             torch.testing.assert_close(right[0][name], value.detach(), rtol=0, atol=1e-12)
         assert "returns other values from down" in refused

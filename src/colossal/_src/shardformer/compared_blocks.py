@@ -107,16 +107,16 @@ class ComparedBlock:
         def compare(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             device = next(module.parameters()).device
             is_real = device.type != "meta" and dist.get_backend(self._mesh.group("tp")) != "fake"
-            if not is_real or not module.training or torch.compiler.is_compiling():
+            if not is_real or not module.training:
                 return
             remove_hook(module, handle.id)
             buffers = {name: each.detach() for name, each in module.named_buffers(remove_duplicate=False)}
             inputs = BlockInputs(args, kwargs, buffers)
             with _aside(device):
-                uncompiled: Any = torch.compiler.disable(self._compare)
-                uncompiled(module, hooks, inputs)
+                self._compare(module, hooks, inputs)
 
-        handle = block.register_forward_pre_hook(compare, with_kwargs=True)
+        # not compiled: the rowwise layer ends a graph in any case
+        handle = block.register_forward_pre_hook(torch.compiler.disable(compare), with_kwargs=True)
 
     def _compare(self, block: nn.Module, hooks: set[int], inputs: BlockInputs) -> None:
         params = dict(block.named_parameters(remove_duplicate=False))

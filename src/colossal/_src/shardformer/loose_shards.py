@@ -94,7 +94,7 @@ def refuse_loose_shards(model: nn.Module, styles: Mapping[str, str]) -> None:
     """Watch the first training pass of a model, whose layers have the styles of a plan."""
 
     def enter(module: nn.Module, _args: Any) -> None:
-        if not module.training or torch.compiler.is_compiling():
+        if not module.training:
             return
         remove_hook(module, first.id)
         layers = {name: (module.get_submodule(name), style) for name, style in styles.items()}
@@ -106,4 +106,5 @@ def refuse_loose_shards(model: nn.Module, styles: Mapping[str, str]) -> None:
         }
         _FirstPass(weights).begin(module, layers)
 
-    first = model.register_forward_pre_hook(enter)
+    # not compiled: sharded layers end graphs in any case
+    first = model.register_forward_pre_hook(torch.compiler.disable(enter))

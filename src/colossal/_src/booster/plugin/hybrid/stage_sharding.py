@@ -59,18 +59,18 @@ def choose_plan(
     config = options.shard_config(mesh)
     check_expert_exchange(model, config, mesh)
     checkpoints = config.gradient_checkpoint_config is not None
+    chosen = tuple(choose_options(model, config))
     if not _needs_plan(model, options, mesh):
-        return policy if isinstance(policy, ParallelPlan) else None, tuple(choose_options(model, config))
+        return policy if isinstance(policy, ParallelPlan) else None, chosen
     plan = plan_of(model) if policy is None else read_plan(policy, model, mesh)
     check_experts(model, plan, mesh)
     if mesh.size("tp") > 1:
         list(plan.rows(base_model_of(model)))  # a row that matches nothing is an error of the full model
         if policy is not None:
             check_tied_styles(model, plan)
-    chosen = choose_options(model, config)
     if checkpoints:
         _check_checkpointing(model, plan, options)
-    return plan, tuple(chosen)
+    return plan, chosen
 
 
 def check_stage_modules(policy: ParallelPlan | PlanMaker | None, options: HybridOptions, device: torch.device) -> None:
