@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,11 +17,13 @@ from torch import nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
+from colossal._src.shardformer import own_plan
 from colossal.booster import Booster
+from colossal.cluster import ParallelMesh
 from colossal.errors import ColossalError
-from colossal.shardformer import plan_of
+from colossal.shardformer import ShardConfig, ShardFormer, plan_of
 from colossal.tensor import ParallelPlan, Stages, full_tensor_of
-from colossal.testing import run_processes
+from colossal.testing import fake_world, run_processes
 
 VOCAB, WIDTH, HEADS = 12, 8, 4
 IDS = torch.arange(4 * 6).view(4, 6) * 5 % VOCAB
@@ -357,3 +360,17 @@ def test_compiled_blocks_are_compared() -> None:
         for name, value in reference.named_parameters():
             torch.testing.assert_close(right[0][name], value.detach(), rtol=0, atol=1e-12)
         assert "returns other values from down" in refused
+
+
+def test_a_plan_that_is_not_compared_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    logger = SimpleNamespace(warning=lambda message, **_: said.append(message))
+    monkeypatch.setattr(own_plan, "get_dist_logger", lambda: logger)
+    table = plan_of(build("llama"))
+    for compares in (True, False):
+        plan = replace(table, styles={**table.styles, "?of.the.program": "colwise"}, compare_blocks=compares)
+        with fake_world(4), ParallelMesh(tp=2, sp=2) as mesh:
+            config = ShardConfig(mesh=mesh, enable_sequence_parallelism=True, sequence_parallelism_mode="all_to_all")
+            ShardFormer(config).shard(build("llama"), plan)
+    (message,) = said
+    assert "for LlamaForCausalLM are not compared. Train one step without it" in message

@@ -115,8 +115,9 @@ class ComparedBlock:
             with _aside(device):
                 self._compare(module, hooks, inputs)
 
-        # not compiled: the rowwise layer ends a graph in any case
-        handle = block.register_forward_pre_hook(torch.compiler.disable(compare), with_kwargs=True)
+        # the rowwise layer ends a graph in any case
+        uncompiled: Any = torch.compiler.disable(compare)
+        handle = block.register_forward_pre_hook(uncompiled, with_kwargs=True)
 
     def _compare(self, block: nn.Module, hooks: set[int], inputs: BlockInputs) -> None:
         params = dict(block.named_parameters(remove_duplicate=False))

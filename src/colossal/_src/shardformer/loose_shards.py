@@ -106,5 +106,6 @@ def refuse_loose_shards(model: nn.Module, styles: Mapping[str, str]) -> None:
         }
         _FirstPass(weights).begin(module, layers)
 
-    # not compiled: sharded layers end graphs in any case
-    first = model.register_forward_pre_hook(torch.compiler.disable(enter))
+    # sharded layers end graphs in any case
+    uncompiled: Any = torch.compiler.disable(enter)
+    first = model.register_forward_pre_hook(uncompiled)

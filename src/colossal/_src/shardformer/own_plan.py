@@ -10,6 +10,7 @@ from colossal._src.shardformer.compared_blocks import blocks_to_compare
 from colossal._src.shardformer.head_counts import warn_of_undivided_heads
 from colossal._src.shardformer.loose_shards import refuse_loose_shards
 from colossal._src.tensor import ParallelPlan, base_model_of, find_modules, unwrap_adapters
+from colossal.logging import get_dist_logger
 
 
 def checks_of_own_plan(
@@ -17,8 +18,15 @@ def checks_of_own_plan(
 ) -> Callable[[], None]:
     """Prepare the checks of a plan before it is applied; what is returned sets them up afterwards."""
     base = base_model_of(model)
-    # where tokens are sharded too, a block alone sees some of them
-    blocks = [] if shards_tokens else blocks_to_compare(base, plan, mesh)
+    blocks = blocks_to_compare(base, plan, mesh)
+    if shards_tokens and blocks:  # a block alone sees some of the tokens
+        get_dist_logger().warning(
+            "The blocks of an own plan are compared with those of one rank where each rank has all tokens. Found "
+            f"sequence parallelism, under which those of the plan for {type(model).__name__} are not compared. Train "
+            "one step without it, which compares them, and then write ParallelPlan(..., compare_blocks=False).",
+            ranks=[0],
+        )
+        blocks = []
 
     def set_up() -> None:
         warn_of_undivided_heads(base, plan, mesh.size("tp"))
