@@ -166,6 +166,19 @@ def test_what_was_not_counted_is_refused() -> None:
     with pytest.raises(ConfigError, match="of the 4 samples of .* Found labels of 3 samples. Count"):
         weight(torch.tensor(1.0), labels[:3])
 
+    for odd, found in (
+        ([], "none"),
+        ([labels.tolist()], "list"),
+        ({"labels": labels}, "str"),
+        (labels[0], r"shape \(3,\)"),
+        (labels[0, 0], r"shape \(\)"),
+    ):
+        with pytest.raises(ConfigError, match=f"Found {found} and causal=True. Pass labels such as"):
+            TokenWeighting(odd, causal=True)
+        with pytest.raises(ConfigError, match="Labels are counted in tensors"):
+            weight(torch.tensor(1.0), odd)
+    assert TokenWeighting(labels[0], causal=False).num_labels == 3
+
     def program() -> None:
         mesh = ParallelMesh(dp=2)
         batches = [labels, labels[: 4 - mesh.rank("dp")]]

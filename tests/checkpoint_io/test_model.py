@@ -159,7 +159,7 @@ def test_strict_loading_lists_everything_and_changes_nothing(tmp_path: Path) -> 
     assert "strict=False" not in message, "it would not help with the shape"
     with pytest.raises(CheckpointError, match="another shape"):
         IO.load_model(model, tmp_path, strict=False)
-    with pytest.raises(CheckpointError, match="or pass strict=False to load the names that agree"):
+    with pytest.raises(CheckpointError, match="or pass strict=False to load_model for the names that agree"):
         IO.load_model(nn.ModuleDict({"a": nn.Linear(2, 2)}), tmp_path)
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -135,6 +136,15 @@ def test_a_save_that_leaves_out_gradients_says_so(tmp_path: Path, capfd: pytest.
         end()
         booster.save(tmp_path / "between", model, optimizer, step=step)
         assert "gradients" not in "".join(capfd.readouterr())
+
+
+def test_steps_are_integers(tmp_path: Path) -> None:
+    booster, model = Booster(device="cpu"), nn.Linear(4, 2)
+    for step in (2.5, "2", None, -1):
+        with pytest.raises(ConfigError, match=rf"A step is an integer of at least 0, .* Found step={step}, keep=2"):
+            booster.save(tmp_path, model, step=step)
+    booster.save(tmp_path, model, step=np.int64(3))
+    assert type(booster.load(tmp_path, model)) is int
 
 
 def leave_parts_out(folder: str) -> None:

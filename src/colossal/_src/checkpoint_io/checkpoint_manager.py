@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Sequence
 from contextlib import ExitStack
 from functools import partial
+from operator import index
 from pathlib import Path
 from typing import Any, final
 
@@ -57,11 +58,12 @@ class CheckpointManager:
         dataloader: Any = None,
     ) -> None:
         """Save the state after a step, and delete the oldest ones."""
-        if step < 0 or keep < 1:
+        if not hasattr(step, "__index__") or step < 0 or keep < 1:
             raise ConfigError(
-                f"A step is at least 0, and at least 1 state is kept. Found step={step}, keep={keep}. "
-                "Count steps from 0; the default is keep=2."
+                "A step is an integer of at least 0, and at least 1 state is kept. Found "
+                f"step={step}, keep={keep}. Count steps from 0, as int(step); the default is keep=2."
             )
+        step = index(step)
         root = full_path(self._root, use_async)
         clear = partial(_remove_temporary, root)
         self._io.after(clear, use_async)

@@ -208,7 +208,7 @@ class ModelState:
                     "parameter, load it by from_pretrained before boost, inside of LazyInitContext for large models"
                 )
             elif only_names:
-                advice += ", or pass strict=False to load the names that agree"
+                advice += ", or pass strict=False to load_model for the names that agree"
             raise CheckpointError(
                 f"Loading needs a checkpoint of the same model. Found in {source} {'; '.join(found)}. "
                 f"Nothing was loaded. {advice}."

@@ -55,8 +55,10 @@ class TokenWeighting:
         ignore_index: int = -100,
         mesh: ParallelMesh | None = None,
     ) -> None:
-        batches = [labels] if isinstance(labels, torch.Tensor) else list(labels)
         self._causal, self._ignore_index = causal, ignore_index
+        batches = [labels] if isinstance(labels, torch.Tensor) else list(labels)
+        for batch in batches or [None]:
+            self._check(batch)
         sizes = [len(batch) for batch in batches]
         self._num_samples, self._num_ranks = sizes[0], 1 if mesh is None else mesh.size("dp")
         counts = torch.stack([self._count(batch) for batch in batches])
@@ -87,6 +89,7 @@ class TokenWeighting:
         Raises:
             ConfigError: The number of samples does not divide that of a counted batch.
         """
+        self._check(labels)
         if not len(labels) or self._num_samples % len(labels):
             raise ConfigError(
                 f"A micro-batch must have a divisor of the {self._num_samples} samples of a batch whose labels were "
@@ -99,6 +102,17 @@ class TokenWeighting:
         num_means = self._num_samples // len(labels) * self._num_ranks
         weight = (count.double() * (num_means / self.num_labels)).to(loss.dtype)
         return torch.where(count > 0, loss * weight, 0.0)  # without labels the mean is NaN
+
+    def _check(self, labels: object) -> None:
+        num_dims = 2 if self._causal else 1
+        if isinstance(labels, torch.Tensor) and labels.ndim >= num_dims:
+            return
+        shape = f"shape {tuple(labels.shape)}" if isinstance(labels, torch.Tensor) else type(labels).__name__
+        raise ConfigError(
+            f"Labels are counted in tensors, of shape (samples, ...), and with causal=True (samples, tokens). Found "
+            f"{'none' if labels is None else shape} and causal={self._causal}. Pass labels such as batch['labels'] of "
+            "each batch until the next optimizer step, and causal=False if each sample has one, as for a classifier."
+        )
 
     def _count(self, labels: torch.Tensor) -> torch.Tensor:
         return ((labels[:, 1:] if self._causal else labels) != self._ignore_index).sum()
