@@ -64,6 +64,13 @@ def test_a_sampler_of_another_number_of_ranks_is_refused() -> None:
                 Booster(device="cpu", plugin=plugin()).boost(nn.Linear(1, 1), dataloader=loader)
 
 
+def test_a_sampler_of_another_rank_is_refused() -> None:
+    found = r"this is 0 of 2; .* Found a DistributedSampler with rank=1 and num_replicas=2\. Build the loader by plugin"
+    loader = DataLoader(DATA, sampler=DistributedSampler(DATA, 2, 1))
+    with fake_world(2), pytest.raises(ConfigError, match=found):
+        Booster(device="cpu", plugin=TorchDDPPlugin()).boost(nn.Linear(1, 1), dataloader=loader)
+
+
 @pytest.mark.parametrize("sampler", [WeightedRandomSampler([1.0] * 8, 8), SubsetRandomSampler(range(4))])
 def test_samplers_that_may_draw_the_same_on_all_ranks_are_warned_of(sampler: Any, capfd: Any) -> None:
     for size in (1, 2):

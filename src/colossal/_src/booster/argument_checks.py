@@ -68,14 +68,14 @@ def check_dataloader(dataloader: Any, plugin: Plugin) -> None:
     # A DataLoader with a custom batch sampler also has a SequentialSampler, which it does not use.
     batches = dataloader.batch_sampler
     sampler = batches.sampler if type(batches) is BatchSampler else dataloader.sampler if batches is None else batches
-    _, size = plugin.data_parallel_rank_and_size()
+    rank, size = plugin.data_parallel_rank_and_size()
     shards = sampler.sampler if isinstance(sampler, BatchSampler) else sampler
-    if isinstance(shards, DistributedSampler) and shards.num_replicas != size:
+    if isinstance(shards, DistributedSampler) and (shards.num_replicas, shards.rank) != (size, rank):
         raise ConfigError(
-            f"A dataset is split over the data-parallel ranks, here {size}; ranks that split a model read the same "
-            f"samples. Found a {type(shards).__name__} with num_replicas={shards.num_replicas}. Build the loader by "
-            "plugin.prepare_dataloader(dataset, batch_size=...), or pass the rank and num_replicas that "
-            "plugin.data_parallel_rank_and_size() returns."
+            f"A dataset is split over the data-parallel ranks, of which this is {rank} of {size}; ranks that split a "
+            f"model read the same samples. Found a {type(shards).__name__} with rank={shards.rank} and "
+            f"num_replicas={shards.num_replicas}. Build the loader by plugin.prepare_dataloader(dataset, "
+            "batch_size=...), or pass the rank and num_replicas that plugin.data_parallel_rank_and_size() returns."
         )
     if type(sampler) not in (SequentialSampler, RandomSampler):
         if size > 1:
