@@ -106,10 +106,15 @@ class Images(Dataset[Sample]):
         folder: Has `images.npy`, uint8 (images, channels, height, width), and `labels.npy`, an integer for each.
 
     Raises:
-        ConfigError: There are not as many labels as images.
+        ConfigError: A file is missing, or there are not as many labels as images.
     """
 
     def __init__(self, folder: Path) -> None:
+        if missing := [name for name in ("images.npy", "labels.npy") if not (folder / name).exists()]:
+            raise ConfigError(
+                f"A folder of images has images.npy and labels.npy. Found no {' and no '.join(missing)} in {folder}. "
+                "Write them by numpy.save: uint8 (images, channels, height, width), and an integer for each."
+            )
         self.images, self.labels = (np.load(folder / f"{name}.npy", mmap_mode="r") for name in ("images", "labels"))
         if len(self.images) != len(self.labels):
             raise ConfigError(

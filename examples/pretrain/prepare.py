@@ -21,6 +21,11 @@ _DOCUMENTS_AT_ONCE = 256
 
 def _documents(paths: Iterable[Path]) -> Iterator[str]:
     for path in paths:
+        if not path.is_file():
+            raise ConfigError(
+                f"A corpus is text files and JSONL files. Found {'a directory' if path.is_dir() else 'no file'} at "
+                f"{path}. Pass the files, as corpus/*.jsonl."
+            )
         try:
             with path.open(encoding="utf-8") as file:
                 if path.suffix != ".jsonl":

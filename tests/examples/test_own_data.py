@@ -110,6 +110,14 @@ def test_a_corpus_that_is_no_text_is_refused_by_its_place(name, content, message
         pretraining.prepare([path], folder, tmp_path)
 
 
+def test_a_corpus_and_images_that_are_not_there_are_refused(folder, tmp_path) -> None:
+    for path, found in ((tmp_path, "a directory"), (tmp_path / "none.txt", "no file")):
+        with pytest.raises(ConfigError, match=f"Found {found} at .* Pass the files, as corpus"):
+            pretraining.prepare([path], folder, tmp_path / "output")
+    with pytest.raises(ConfigError, match=r"Found no images\.npy and no labels\.npy in .* Write them by numpy\.save"):
+        importlib.import_module("examples.pretrain.data").Images(tmp_path)
+
+
 def test_a_corpus_shorter_than_a_window_is_refused(folder, tmp_path) -> None:
     path = write(tmp_path / "a.jsonl", {"text": "hello"})
     num_tokens = pretraining.prepare([path], folder, tmp_path)
