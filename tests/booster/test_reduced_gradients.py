@@ -11,13 +11,14 @@ from equality import assert_equal
 from plugins import HYBRID, plugins
 from torch import distributed as dist
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from colossal._src.booster.plugin.ddp.torch_ddp import DDPConfig
 from colossal._src.booster.plugin.hybrid.pipelined_model import GradientAverager
 from colossal.booster import Booster
 from colossal.booster.plugin import TorchDDPPlugin
 from colossal.cluster import current_mesh
-from colossal.errors import ConfigError
+from colossal.errors import ColossalError, ConfigError
 from colossal.testing import run_threads
 
 DDP = plugins("DDP", "Hybrid") | {
@@ -304,3 +305,30 @@ def test_a_model_that_was_boosted_alone_is_not_trained_on_the_samples_of_each_ra
     for message in run_threads(train_alone, 2, plugin):
         assert "Pass the optimizer to boost" in message
     assert run_threads(train_alone, 1, plugin) == [""]
+
+
+# ---------------------------------------------------------------------------------------------- reentrant checkpoints
+
+
+def call_and_checkpoint(plugin: str, *, first: bool, is_reentrant: bool) -> Any:
+    run = Run(plugin)
+    layer, passes = run.own[2], [run.own[2], partial(checkpoint, run.own[2], use_reentrant=is_reentrant)]
+    one, two = passes if first else reversed(passes)
+    run.own.forward = lambda x: run.own[4](two(one(run.own[0](x)))) * run.own.factor
+    try:
+        run.booster.backward(run.model(torch.ones(2, 6, dtype=torch.float64)).square().mean(), run.optimizer)
+    except ColossalError as error:
+        return str(error)
+    return layer.weight.grad
+
+
+@pytest.mark.parametrize("first", [True, False])
+@pytest.mark.parametrize("plugin", DDP)
+def test_a_layer_inside_and_outside_of_a_reentrant_checkpoint_is_refused(plugin: str, first: bool) -> None:
+    own = Net()
+    output = own[4](own[2](own[2](own[0](torch.ones(2, 6, dtype=torch.float64))))) * own.factor
+    output.square().mean().backward()
+    for message in run_threads(partial(call_and_checkpoint, first=first, is_reentrant=True), 2, plugin):
+        assert "heckpoint layers with use_reentrant=False" in message
+    for grad in run_threads(partial(call_and_checkpoint, first=first, is_reentrant=False), 2, plugin):
+        assert_equal(grad, own[2].weight.grad, plugin)

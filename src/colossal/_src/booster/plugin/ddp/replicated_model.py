@@ -209,12 +209,14 @@ class ReplicatedModel:
             raise ConfigError(
                 "Gradients of a replicated model are reduced over ranks in one backward pass for each forward pass of "
                 "the boosted model. Found another pass: a second loss of the same outputs, outputs of a forward pass "
-                "inside of no_sync, or of model.unwrap(), or of the same model boosted again. Boost a model once, and "
-                "call it, and booster.backward(loss, optimizer) or optimizer.backward(loss, retain_graph=True), which "
-                "reduce several losses of one pass."
+                "inside of no_sync, or of model.unwrap(), or of the same model boosted again, or a layer that runs "
+                "inside and outside of a reentrant checkpoint. Boost a model once, and call it, and "
+                "booster.backward(loss, optimizer) or optimizer.backward(loss, retain_graph=True), which reduce "
+                "several losses of one pass; and checkpoint layers with use_reentrant=False."
             )
 
 
+_TWICE = "Expected to mark a variable ready only once"
 _UNUSED = "Pass find_unused_parameters=True to the plugin"
 
 
@@ -230,6 +232,13 @@ def _explain(error: Exception) -> None:
         raise CommunicationError(
             "In a backward pass of a replicated model, all ranks reduce the gradients of all parameters. Where ranks "
             f"use different ones, {_UNUSED[0].lower()}{_UNUSED[1:]}. {text.partition('At:')[0].strip()}"
+        ) from error
+    if _TWICE in str(error):
+        name = str(error).partition(" with name ")[2].partition(" ")[0].removeprefix("module.")
+        raise UnsupportedError(
+            f"Each parameter of a replicated model gets its gradient once in a backward pass. Found {name or 'one'} "
+            "twice, as of a layer that runs inside and outside of a reentrant checkpoint. Checkpoint layers with "
+            "use_reentrant=False, or pass static_graph=True to TorchDDPPlugin if all steps use the same layers."
         ) from error
 
 
