@@ -51,7 +51,7 @@ from colossal._src.interface.refusal import (
     refuse_tracing,
     stage_hint,
 )
-from colossal._src.interface.scaled_params import kind_of_scaled
+from colossal._src.interface.scaled_params import any_scaled, kind_of_scaled
 
 if TYPE_CHECKING:
     from colossal._src.interface.full_state_dict import full_items, full_state
@@ -130,6 +130,7 @@ __all__ = [
     "WorkingParameter",
     "active_adapter",
     "another_algorithm",
+    "any_scaled",
     "check_algorithm",
     "check_dense_gradients",
     "check_equal_rounding",

@@ -70,6 +70,11 @@ def unscale_for_clipping(parameter: nn.Parameter, unscale: WeakMethod[Any]) -> N
         parameter.__class__ = kind_of_scaled(parameter, type(parameter))
 
 
+def any_scaled() -> bool:
+    """Whether the gradient of any parameter may be scaled: most programs scale none, and need not look at each."""
+    return bool(_UNSCALE)
+
+
 def kind_of_scaled(parameter: torch.Tensor, plain: Any) -> Any:
     """Choose the class of a parameter: a plain one, or the one below it if its gradient may be scaled."""
     return _scaled(plain) if parameter in _UNSCALE else plain
