@@ -71,6 +71,8 @@ OTHERWISE: dict[str, tuple[str, dict[str, Any], Axes, str, str]] = {
     "linear-attention": ("MiniMax", HYBRID, {"sp": 2}, "all_to_all", "with linear_attention, which would"),
     "linear-attention-over-tp": ("MiniMax", HYBRID, {"tp": 2}, "split_gather", "with linear_attention, which would"),
     "convolution": ("Qwen3Next", HYBRID, {"tp": 2}, "split_gather", "linear_attention, Conv1d, which would combine"),
+    "dynamic-mask": ("Doge", {}, {"sp": 2}, "all_to_all", "DogeAttention chooses keys before it, by its dt_proj"),
+    "dynamic-mask-in-a-ring": ("Doge", {}, {"sp": 2}, "ring_attn", "In the mode 'ring_attn' .*by its dt_proj, of the"),
     "scale-by-position": ("Ministral3", {}, {"sp": 2}, "ring_attn", "llama_4_scaling_beta says. Use the mode 'split"),
 }
 

@@ -1,5 +1,6 @@
 """Shards the sequences of a model over ranks before its layers, and gathers them after the layers."""
 
+import itertools
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, final
@@ -31,6 +32,8 @@ _NUM_DIMS = 3
 _SCALE_BY_POSITION = "llama_4_scaling_beta"  # of rope_parameters
 _ONLY_ATTENTION_MIXES = ("full_attention", "sliding_attention", "chunked_attention", "moe", "sparse", "dense")
 """Of the names that transformers has for kinds of layers."""
+_CHOOSE_KEYS = ("indexer", "dt_proj")
+"""Parts of attention layers, by whose scores for tokens a layer masks keys before it calls its attention function."""
 
 
 def shard_sequence(model: nn.Module, plan: ParallelPlan, sp_config: SequenceParallelConfig, keep_sharded: bool) -> None:
@@ -96,6 +99,14 @@ def _check_layers(model: nn.Module, layers: Sequence[nn.Module], sp_config: Sequ
             f"{type(model).__name__} with {', '.join(dict.fromkeys(kinds))}, which would combine those of one rank. "
             "Use tp_size or pp_size without sequence parallelism."
         )
+    modules = [] if sp_config.is_over_tp else [each for layer in layers for each in layer.modules()]
+    for module, part in itertools.product(modules, _CHOOSE_KEYS):
+        if hasattr(module, part):
+            raise PlanError(
+                f"In the mode {sp_config.mode!r} the attention function gets the tokens of all ranks. Found "
+                f"{type(model).__name__}, whose {type(module).__name__} chooses keys before it, by its {part}, of the "
+                "tokens of one rank. Use tp_size or pp_size without sequence parallelism."
+            )
     if not sp_config.is_over_tp and (getattr(text, "rope_parameters", None) or {}).get(_SCALE_BY_POSITION) is not None:
         raise PlanError(
             f"In the mode {sp_config.mode!r} layers get rotary embeddings for their rank's tokens. Found "
