@@ -17,7 +17,7 @@ from torch import nn
 from colossal._src.testing.processes import PRELOADED
 from colossal.booster import Booster
 from colossal.booster.plugin import HybridParallelPlugin
-from colossal.errors import PlanError
+from colossal.errors import ConfigError, PlanError
 from colossal.testing import fake_world, run_processes
 
 PRELOADED.append("peft")
@@ -33,6 +33,7 @@ ADAPTED: dict[str, dict[str, dict[str, Any]]] = {
         "attention and routers": {"target_modules": ["q_proj"], "target_parameters": ["mlp.gate.weight"]},
         "attention, and experts in full": {"target_modules": ["q_proj"], "modules_to_save": ["mlp.experts"]},
         "experts": {"target_modules": [], "target_parameters": STACKED},
+        "experts by names of before they were stacked": {"target_modules": ["q_proj", "w1", "w2", "w3"]},
         "one parameter of experts": {"target_modules": ["q_proj"], "target_parameters": STACKED[1:]},
         "all layers": {"target_modules": "all-linear"},
     },
@@ -145,6 +146,26 @@ def test_files_are_those_of_peft_with_all_experts(tmp_path: Path) -> None:
         found = load_file(tmp_path / name / "adapter_model.safetensors")
         assert found.keys() == saved.keys()
         assert all(torch.equal(found[key], value) for key, value in saved.items())
+
+
+# ------------------------------------------------------------------------------------------ names
+
+
+def test_names_that_peft_takes_for_experts_are_found_and_what_they_skip_is_said(logged) -> None:
+    names = ["o_proj", "gate_proj", "up_proj", "down_proj"]  # of the first layer and of shared experts too
+    config = peft.LoraConfig(r=3, target_modules=names)
+    model: Any = Booster(device="cpu").enable_lora(build("deepseek"), lora_config=config)
+    alone = peft.get_peft_model(build("deepseek"), peft.LoraConfig(r=3, target_modules=names))
+    trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
+    assert trained == {name for name, parameter in alone.named_parameters() if parameter.requires_grad}
+    assert any("experts" in name for name in trained)
+    assert "Other layers of these names stay frozen: 6, such as model.layers.0.mlp.gate_proj" in "".join(logged())
+
+
+def test_misspelt_names_beside_those_of_experts_are_refused() -> None:
+    config = peft.LoraConfig(r=3, target_modules=["q_porj", "k_proj", "w1", "w2", "w3"])
+    with pytest.raises(ConfigError, match=r"Found \['q_porj'\], which match no layer of MixtralForCausalLM"):
+        Booster(device="cpu").enable_lora(build("mixtral"), lora_config=config)
 
 
 # ------------------------------------------------------------------------------------------ what is refused

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from colossal.errors import ColossalError, ConfigError, UnsupportedError
+from colossal.logging import get_dist_logger
 
 if TYPE_CHECKING:
     from peft import LoraConfig, PeftModel
@@ -50,6 +51,7 @@ def inject_adapters(model: nn.Module, config: "LoraConfig") -> "PeftModel":
             f"{str(error).rstrip('. ')}. Choose target_modules from model.named_modules()."
         ) from error
     present = {"target_modules": adapted.targeted_module_names, "modules_to_save": _saved_modules(adapted)}
+    wanted["target_modules"] = _without_experts(model, adapted, wanted["target_modules"])
     of_task = _HEADS_OF_PEFT.get(str(config.task_type), ())
     wanted["modules_to_save"] = [name for name in wanted["modules_to_save"] if name not in of_task]
     for option, names in wanted.items():
@@ -64,6 +66,20 @@ def inject_adapters(model: nn.Module, config: "LoraConfig") -> "PeftModel":
 def _listed(names: object) -> list[str]:
     """Return names that must each match; a single string is a pattern, which peft checks by itself."""
     return sorted(names) if isinstance(names, (list, set, tuple)) else []
+
+
+def _without_experts(model: nn.Module, adapted: Any, wanted: list[str]) -> list[str]:
+    """Leave out names that peft replaced by those of stacked experts, and say which layers of these names it skips."""
+    kept = adapted.peft_config[adapted.active_adapter].target_modules or ()
+    replaced = [name for name in wanted if name not in kept]
+    skipped = [name for name, _ in model.named_modules() if any(_matches(name, each) for each in replaced)]
+    if skipped:
+        get_dist_logger().warning(
+            f"peft takes {replaced} of target_modules for the experts of {type(model).__name__}. Other layers of these "
+            f"names stay frozen: {len(skipped)}, such as {skipped[0]}.",
+            ranks=[0],
+        )
+    return [name for name in wanted if name in kept]
 
 
 def _saved_modules(adapted: nn.Module) -> list[str]:
