@@ -2,6 +2,7 @@
 """Parameters that a pass does not use, second backward passes, and models that train later, are right or refused."""
 
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -77,6 +78,40 @@ def test_branches_that_some_ranks_leave_out_train_as_in_one_process() -> None:
             train(kind, None, model, torch.optim.SGD(model.parameters(), lr=0.3))
             for name, value in model.state_dict().items():
                 assert_equal(state[name], value, f"{plugin}, {kind}, {name}")
+
+
+class InParts(Branches):
+    """Each branch has a pass of its own, or the outputs are in an object in which nobody finds tensors."""
+
+    def forward(self, x: torch.Tensor, factors: tuple[int, int]) -> Any:
+        return SimpleNamespace(outputs=super().forward(x, factors))
+
+
+def train_in_parts(plugins: list[str]) -> dict[str, Any]:
+    found = {}
+    for plugin in plugins:
+        booster, optimizer, share = None, None, slice(None)
+        model: Any = InParts()
+        if plugin:
+            booster, model, optimizer = boosted(plugin, model)
+            share = slice(4 * dist.get_rank(), 4 * dist.get_rank() + 4)
+        optimizer = optimizer or torch.optim.SGD(model.parameters(), lr=0.3)
+        for step, x in enumerate(DATA[:, share]):
+            one, other = ((1, 1),) * 2 if step == 1 else ((1, 0), (0, 1))
+            loss = (model(x, one).outputs * model(x + 1, other).outputs).mean()
+            loss.backward() if booster is None else booster.backward(loss, optimizer)
+            optimizer.step()
+            optimizer.zero_grad()
+        found[plugin] = model.state_dict(only_rank_0=False) if plugin else model.state_dict()
+    return found
+
+
+def test_parameters_are_found_by_the_loss_of_several_passes_and_of_outputs_in_objects() -> None:
+    (expected,) = train_in_parts([""]).values()
+    for rank in run_processes(train_in_parts, 2, ["DDP, find", "Hybrid, find", "ZeRO-2", "Gemini"]):
+        for plugin, state in rank.items():
+            for name, value in expected.items():
+                assert_equal(state[name], value, f"{plugin}, {name}")
 
 
 def fail(plugin: str, kind: str) -> tuple[str, str]:

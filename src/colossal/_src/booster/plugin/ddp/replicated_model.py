@@ -123,7 +123,10 @@ class ReplicatedModel:
     def _before_backward(self, loss: torch.Tensor) -> None:
         if self._ddp is None:
             return
-        if self._ddp.require_backward_grad_sync and not self._is_prepared:  # what a forward pass does
+        # What of a loss does not use a parameter, `DistributedDataParallel` takes from the outputs of one forward pass,
+        # as far as it finds tensors in them.
+        finds_unused = self._ddp.find_unused_parameters and not self._ddp.static_graph
+        if self._ddp.require_backward_grad_sync and (finds_unused or not self._is_prepared):
             self._ddp.reducer._rebuild_buckets()  # noqa: SLF001 (it has no public name)
             self._ddp.reducer.prepare_for_backward([loss] if self._ddp.find_unused_parameters else [])
         self._has_pass, self._sync.is_accumulating = True, not self._ddp.require_backward_grad_sync
