@@ -236,11 +236,9 @@ def guard_shards(parameters: Iterable[nn.Parameter], *_step: object) -> None:
     sharded: Any
     is_scaled = any_scaled()
     for sharded in parameters:
-        if type(sharded) is DTensor:
-            sharded.__class__ = GuardedShard  # in place: layers and optimizers refer to this object
-        elif type(sharded) is UnreducedShard:
+        if type(sharded) in (DTensor, UnreducedShard):
             kind: Any = kind_of_scaled(sharded, GuardedShard) if is_scaled else GuardedShard
-            sharded.__class__ = kind
+            sharded.__class__ = kind  # in place: layers and optimizers refer to this object
 
 
 def unguard_shards(parameters: Iterable[nn.Parameter], *_step: object) -> None:
