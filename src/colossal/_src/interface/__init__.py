@@ -51,7 +51,7 @@ from colossal._src.interface.refusal import (
     refuse_tracing,
     stage_hint,
 )
-from colossal._src.interface.scaled_params import any_scaled, kind_of_scaled
+from colossal._src.interface.scaled_params import any_scaled, kind_of_shard
 
 if TYPE_CHECKING:
     from colossal._src.interface.full_state_dict import full_items, full_state
@@ -157,7 +157,7 @@ __all__ = [
     "is_program",
     "is_watched",
     "keywords_for",
-    "kind_of_scaled",
+    "kind_of_shard",
     "lift_guards",
     "lift_refusals",
     "model_without_adapters",

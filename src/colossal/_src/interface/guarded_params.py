@@ -23,7 +23,13 @@ from torch.utils.weak import WeakIdKeyDictionary
 from colossal._src.amp import MasterParams
 from colossal._src.comm import end_graphs_in
 from colossal._src.interface.flat_values import FlatValues, flat_ndim, is_flat, is_program, is_range
-from colossal._src.interface.scaled_params import ScaledGradient, expect_unscaled, unscale_for_clipping
+from colossal._src.interface.scaled_params import (
+    ScaledShard,
+    expect_scaled,
+    expect_unscaled,
+    may_be_scaled,
+    unscale_for_clipping,
+)
 from colossal._src.tensor import copy_placement, grad_of, set_grad, set_values, values_of
 from colossal.errors import ConfigError
 
@@ -49,10 +55,16 @@ class ClippedByOptimizer(nn.Parameter):
 
     @property
     def grad(self) -> torch.Tensor | None:
-        """The gradient, unless a clipping function of torch asks, or it has yet to come from the model."""
+        """The gradient, unless a clipping function of torch asks, or it has yet to come from the model.
+
+        One that is here in full, and only scaled, is unscaled for that function.
+        """
         grad, caller = grad_of(self), sys._getframe(1)  # noqa: SLF001 (the only way to find the caller)
         if caller.f_globals is _OF_CLIPPING:
-            raise ConfigError(_CLIPS_ELSEWHERE)
+            if not may_be_scaled(self):
+                raise ConfigError(_CLIPS_ELSEWHERE)
+            if grad is not None:
+                unscale_for_clipping(self)
         if grad is None and not _is_internal(caller):
             self._check_moved()
         if grad is not None and is_program(caller) and is_range(self):
@@ -208,11 +220,11 @@ def guard_parameters(
 
     Full gradients that are scaled are unscaled by `unscale` when a clipping function of torch asks.
     """
-    kind = nn.Parameter if has_full_grads else ClippedByOptimizer
+    kind = nn.Parameter if has_full_grads and unscale is None else ClippedByOptimizer
     for parameter in held:
         _become(parameter, kind)
         if has_full_grads and unscale is not None:
-            unscale_for_clipping(parameter, unscale)
+            expect_scaled(parameter, unscale)
     for parameter in () if masters is None else masters.pairs.values():
         _become(parameter, WorkingParameter)
         _MASTERS[parameter] = ref(masters)
@@ -250,7 +262,7 @@ def lift_guards(parameters: Iterable[nn.Parameter]) -> None:
 @contextmanager
 def plain_parameters(held: Iterable[nn.Parameter]) -> Iterator[None]:
     """Let what an optimizer holds be plain parameters while it updates them: it takes only these all at once."""
-    guarded: list[Any] = [each for each in held if isinstance(each, ClippedByOptimizer | ScaledGradient)]
+    guarded: list[Any] = [each for each in held if isinstance(each, ClippedByOptimizer | ScaledShard)]
     kinds = [type(parameter) for parameter in guarded]
     for parameter, kind in zip(guarded, kinds, strict=True):
         parameter.__class__ = kind.plain

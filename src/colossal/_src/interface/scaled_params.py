@@ -29,21 +29,17 @@ _OF_CLIPPING = vars(clip_grad)
 _UNSCALE = WeakIdKeyDictionary()
 
 
-class ScaledGradient:
-    """What parameters become while their gradients may be scaled: the same objects, of a class of both kinds."""
+class ScaledShard:
+    """What a DTensor becomes while its gradient may be scaled: the same object, of a class of both kinds."""
 
-    plain: type[nn.Parameter]
+    plain: Any
 
     @property
     def grad(self: Any) -> torch.Tensor | None:
         """The gradient, which is unscaled first if a clipping function of torch asks."""
         grad = grad_of(self)
-        if grad is None or sys._getframe(1).f_globals is not _OF_CLIPPING:  # noqa: SLF001 (who asks is found nowhere else)
-            return grad
-        of_optimizer = _UNSCALE.get(self)  # a view has none
-        unscale = None if of_optimizer is None else of_optimizer()
-        if unscale is not None:
-            unscale()
+        if grad is not None and sys._getframe(1).f_globals is _OF_CLIPPING:  # noqa: SLF001 (who asks is found nowhere else)
+            unscale_for_clipping(self)
         return grad
 
     @grad.setter
@@ -63,11 +59,30 @@ class ScaledGradient:
         return _as_plain(self, lambda: self.__reduce_ex__(protocol))
 
 
-def unscale_for_clipping(parameter: nn.Parameter, unscale: WeakMethod[Any]) -> None:
-    """Have gradients unscaled when a clipping function of torch asks a parameter for its own."""
-    if type(parameter) is nn.Parameter or local_of(parameter) is not parameter:  # not those fetched or quantized
-        _UNSCALE[parameter] = unscale
-        parameter.__class__ = kind_of_scaled(parameter, type(parameter))
+def expect_scaled(parameter: nn.Parameter, unscale: WeakMethod[Any]) -> None:
+    """Remember what unscales the gradient of a parameter, and all others of its optimizer."""
+    _UNSCALE[parameter] = unscale
+    if local_of(parameter) is not parameter:
+        parameter.__class__ = kind_of_shard(parameter, type(parameter))
+
+
+def expect_unscaled(parameter: Any) -> None:
+    """Forget it, as of a parameter whose gradient is not scaled any more."""
+    if _UNSCALE.pop(parameter, None) is not None and issubclass(type(parameter), ScaledShard):
+        parameter.__class__ = parameter.plain
+
+
+def may_be_scaled(parameter: torch.Tensor) -> bool:
+    """Whether the gradient of a parameter is in full, and may be scaled."""
+    return parameter in _UNSCALE
+
+
+def unscale_for_clipping(parameter: torch.Tensor) -> None:
+    """Unscale all gradients of the optimizer that has a parameter."""
+    of_optimizer = _UNSCALE.get(parameter)  # a view of a shard has none
+    unscale = None if of_optimizer is None else of_optimizer()
+    if unscale is not None:
+        unscale()
 
 
 def any_scaled() -> bool:
@@ -75,23 +90,16 @@ def any_scaled() -> bool:
     return bool(_UNSCALE)
 
 
-def kind_of_scaled(parameter: torch.Tensor, plain: Any) -> Any:
-    """Choose the class of a parameter: a plain one, or the one below it if its gradient may be scaled."""
-    return _scaled(plain) if parameter in _UNSCALE else plain
-
-
-def expect_unscaled(parameter: Any) -> None:
-    """Make a parameter a plain one again, whose gradient is not scaled."""
-    if issubclass(type(parameter), ScaledGradient):
-        parameter.__class__ = parameter.plain
-        del _UNSCALE[parameter]
+def kind_of_shard(parameter: torch.Tensor, plain: Any) -> Any:
+    """Choose the class of a DTensor: a plain one, or the one below it if its gradient may be scaled."""
+    return _scaled(plain) if may_be_scaled(parameter) else plain
 
 
 @cache
 def _scaled(plain: Any) -> Any:
-    """Make a class below nn.Parameter, or below DTensor, which parameters are under FSDP."""
+    """Make a class below DTensor, or one of its own classes."""
     fields = {"plain": plain, "__module__": __name__}
-    return new_class(f"Scaled{plain.__name__}", (ScaledGradient, plain), exec_body=lambda body: body.update(fields))
+    return new_class(f"Scaled{plain.__name__}", (ScaledShard, plain), exec_body=lambda body: body.update(fields))
 
 
 def _as_plain(parameter: Any, make: Any) -> Any:

@@ -15,7 +15,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from colossal._src.booster.plugin.fsdp.fsdp_pass_checks import is_in_backward
 from colossal._src.comm import CallOfAllRanks
-from colossal._src.interface import any_scaled, is_program, kind_of_scaled
+from colossal._src.interface import any_scaled, is_program, kind_of_shard
 from colossal._src.tensor import full_tensor_of, grad_of, set_grad, values_of
 from colossal.errors import ConfigError, UnsupportedError
 
@@ -237,7 +237,7 @@ def guard_shards(parameters: Iterable[nn.Parameter], *_step: object) -> None:
     is_scaled = any_scaled()
     for sharded in parameters:
         if type(sharded) in (DTensor, UnreducedShard):
-            kind: Any = kind_of_scaled(sharded, GuardedShard) if is_scaled else GuardedShard
+            kind: Any = kind_of_shard(sharded, GuardedShard) if is_scaled else GuardedShard
             sharded.__class__ = kind  # in place: layers and optimizers refer to this object
 
 
